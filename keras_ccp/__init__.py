@@ -1,0 +1,26 @@
+"""Deep metric learning with chance constraints, in TensorFlow and Keras."""
+
+from keras_ccp import datasets, losses, pipeline, retrieval
+from keras_ccp.callback import CCPCallback
+from keras_ccp.embedder import build_embedder
+from keras_ccp.k_center import k_center_greedy
+from keras_ccp.layers import LipschitzNormalization
+from keras_ccp.model import CCPModel
+from keras_ccp.pipeline import balanced_batches
+from keras_ccp.proxies import ProxyBank
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "CCPCallback",
+    "CCPModel",
+    "LipschitzNormalization",
+    "ProxyBank",
+    "balanced_batches",
+    "build_embedder",
+    "datasets",
+    "k_center_greedy",
+    "losses",
+    "pipeline",
+    "retrieval",
+]

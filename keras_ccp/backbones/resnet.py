@@ -1,0 +1,54 @@
+"""ResNet20V2, a residual network for small images."""
+
+import keras
+
+
+def resnet20_v2(input_shape: tuple[int, int, int] = (32, 32, 3)) -> keras.Model:
+    """Pre-activation bottleneck ResNet of 20 layers for images of about 32 x 32.
+
+    Three stages of two blocks with 64, 128 and 256 output channels; the second and
+    third halve the resolution. Pixels are brought to -1..1 inside. Source:
+    "Identity Mappings in Deep Residual Networks", https://arxiv.org/abs/1603.05027.
+
+    Args:
+        input_shape: `(height, width, channels)` of an image. Defaults to
+            `(32, 32, 3)`.
+
+    Returns:
+        `keras.Model`, `(batch, height, width, channels)` uint8 images ->
+        `(batch, height / 4, width / 4, 256)` feature map.
+    """
+    inputs = keras.Input(input_shape, dtype="uint8")
+    x = keras.layers.Rescaling(1 / 127.5, offset=-1, name="rescaling")(inputs)
+    x = keras.layers.Conv2D(16, 3, padding="same", use_bias=False, name="stem_conv")(x)
+    for stage, width in enumerate((16, 32, 64)):
+        for block in range(2):
+            stride = 2 if stage and not block else 1
+            x = _bottleneck(x, width, stride, bool(block), f"stage{stage}_block{block}")
+    x = keras.layers.BatchNormalization(name="final_norm")(x)
+    x = keras.layers.ReLU(name="final_relu")(x)
+    return keras.Model(inputs, x, name="resnet20_v2")
+
+
+def _bottleneck(x, width: int, stride: int, identity: bool, name: str):
+    """1x1, 3x3, 1x1 convolutions, each after batch norm and ReLU, and a shortcut."""
+    shortcut = x
+    for index, (channels, kernel, strides) in enumerate(
+        ((width, 1, stride), (width, 3, 1), (4 * width, 1, 1))
+    ):
+        x = keras.layers.BatchNormalization(name=f"{name}_norm{index}")(x)
+        x = keras.layers.ReLU(name=f"{name}_relu{index}")(x)
+        if index == 0 and not identity:
+            # The projection sees the activated input (the paper's section 4.1).
+            shortcut = keras.layers.Conv2D(
+                4 * width, 1, strides=stride, use_bias=False, name=f"{name}_shortcut"
+            )(x)
+        x = keras.layers.Conv2D(
+            channels,
+            kernel,
+            strides=strides,
+            padding="same",
+            use_bias=False,
+            name=f"{name}_conv{index}",
+        )(x)
+    return keras.layers.Add(name=f"{name}_add")([shortcut, x])

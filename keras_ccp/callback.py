@@ -1,0 +1,256 @@
+"""CCPCallback: MAP@R on held-out classes decides when the next problem begins."""
+
+import dataclasses
+import logging
+from typing import Any
+
+import keras
+import numpy as np
+
+from keras_ccp import retrieval
+from keras_ccp.arguments import check_int, check_number
+from keras_ccp.model import CCPModel
+from keras_ccp.pipeline import EvaluationData
+from keras_ccp.pool import Pool
+from keras_ccp.proxies import reset_slots
+
+logger = logging.getLogger("keras_ccp")
+
+
+@dataclasses.dataclass
+class _Best:
+    """Highest MAP@R of a problem or of the run, and the weights that gave it."""
+
+    map_at_r: float = -np.inf
+    embedder_weights: list[np.ndarray] | None = None
+    proxies: np.ndarray | None = None
+
+
+class CCPCallback(keras.callbacks.Callback):
+    """Stops each proxy problem by MAP@R and begins the next one.
+
+    At the start of the training the proxies become K-Center picks of the pool. At
+    the end of each epoch the validation images are embedded and `val_map_at_r`,
+    `val_precision_at_1`, `val_precision_at_r` and `projection` (the number of
+    switches so far) are written into the logs. After `patience` epochs without
+    improvement the problem is over and `switch()` begins the next one. At the end
+    of the training the best weights of the whole run are restored. One Keras epoch
+    is one evaluation interval: choose it by `steps_per_epoch`.
+
+    A model without proxies is evaluated and restored in the same way, with no
+    switches: the pairwise baseline. Each `fit` starts afresh.
+
+    Args:
+        pool: images of all training classes, from which proxies are chosen: a
+            `keras_ccp.datasets.Dataset`, `(images, labels)` arrays or a finite
+            batched `tf.data.Dataset` of them in an order that does not change.
+        validation: images of other classes, in one of the same forms.
+        pool_size: int, images drawn from each class at a switch. Defaults to 12.
+        patience: int, evaluations without improvement that end a problem.
+            Defaults to 3.
+        min_delta: float, MAP@R must rise by more than this to count. Defaults
+            to 1e-5.
+        stop_patience: int, evaluations without improvement of the run's best that
+            end the training. Defaults to 60.
+        max_projections: int, switches to make at most, or `None` for no limit.
+            Training goes on after the last. Defaults to `None`.
+        restore_best: bool, end with the best weights of the run. Defaults to
+            `True`.
+        restore_on_switch: bool, go on from the best weights of the ended problem
+            instead of the current ones. Defaults to `True`, the paper's way;
+            `False` is that of its published code.
+        seed: int, decides which images are drawn, or `None` for a random one.
+
+    Raises:
+        TypeError: if data have a form that is not listed.
+        ValueError: if data are empty or badly labelled, no validation class has
+            two images, or a number is out of range.
+    """
+
+    # CCPModel.fit runs this callback before those that read its logs.
+    runs_first = True
+
+    def __init__(
+        self,
+        pool: Any,
+        validation: Any,
+        pool_size: int = 12,
+        patience: int = 3,
+        min_delta: float = 1e-5,
+        stop_patience: int = 60,
+        max_projections: int | None = None,
+        restore_best: bool = True,
+        restore_on_switch: bool = True,
+        seed: int | None = None,
+    ):
+        super().__init__()
+        check_int("pool_size", pool_size, minimum=1)
+        check_int("patience", patience, minimum=1)
+        check_int("stop_patience", stop_patience, minimum=1)
+        check_int("max_projections", max_projections or 0, minimum=0)
+        check_int("seed", seed or 0, minimum=0)
+        check_number("min_delta", min_delta, minimum=0)
+        self.pool = Pool(EvaluationData(pool, "pool"), pool_size, seed)
+        self.validation = EvaluationData(validation, "validation")
+        if np.unique_counts(self.validation.labels).counts.max() < 2:
+            raise ValueError(
+                "`validation` must have classes of two images or more: a single image "
+                "has nothing to be found by. Received: "
+                f"{len(self.validation.labels)} images, each of its own class"
+            )
+        self.patience = patience
+        self.min_delta = min_delta
+        self.stop_patience = stop_patience
+        self.max_projections = max_projections
+        self.restore_best = restore_best
+        self.restore_on_switch = restore_on_switch
+        self._reset()
+
+    def _reset(self) -> None:
+        self.wait = 0
+        self._best_of_problem = _Best()
+        self._best_of_run = _Best()
+        self._wait_of_run = 0
+
+    @property
+    def num_projections(self) -> int:
+        """Switches so far in this `fit`."""
+        return int(self.model.num_projections)
+
+    # ==== Keras events ====
+
+    def on_train_begin(self, logs=None):
+        self._reset()
+        _check_model(self.model)
+        self.model.num_projections.assign(0)
+        self.model.snapshot.drop()
+        if not self._switches:
+            return
+        self.pool.check(self.model.proxy_bank)
+        # Nothing is covered yet. As in the published code the first pick is the
+        # image farthest from the origin.
+        bank = self.model.proxy_bank
+        origin = np.zeros((bank.num_classes, 1, bank.embedding_dim), "float32")
+        proxies = self.pool.choose_proxies(self.model, covered=origin)
+        if proxies is None:
+            raise ValueError(
+                "`pool` must have finite embeddings under the starting weights. "
+                "Received: NaN or infinity; look at the images and the embedder"
+            )
+        self._assign_proxies(proxies)
+
+    def on_epoch_end(self, epoch, logs=None):
+        metrics = self.evaluate()
+        if metrics is None:
+            self._stop("the embeddings of `validation` are no longer finite")
+            return
+        logs = {} if logs is None else logs
+        for name in ("map_at_r", "precision_at_1", "precision_at_r"):
+            logs[f"val_{name}"] = metrics[name]
+        logs["projection"] = self.num_projections
+        self._record(metrics["map_at_r"])
+        if self._wait_of_run >= self.stop_patience:
+            self._stop(f"no improvement in {self.stop_patience} evaluations")
+        elif self._switches and self.wait >= self.patience and self._may_switch:
+            self.switch()
+
+    def on_train_end(self, logs=None):
+        if self.restore_best:
+            self._restore(self._best_of_run)
+
+    # ==== The parts of an evaluation ====
+
+    def evaluate(self) -> dict | None:
+        """Embeds the validation images and measures retrieval among them.
+
+        Returns:
+            dict of `retrieval.evaluate`, or `None` if embeddings are not finite.
+        """
+        embeddings = self._embed(self.validation)
+        if not np.isfinite(embeddings).all():
+            return None
+        return retrieval.evaluate(embeddings, self.validation.labels)
+
+    def switch(self) -> None:
+        """Ends the current problem and begins the next one.
+
+        The best weights of the problem are restored (with `restore_on_switch`) and
+        frozen, and its best proxies give way to pool images that K-Center chooses
+        to cover what they do not.
+        """
+        best = self._best_of_problem
+        bank = self.model.proxy_bank
+        current = self.model.embedder.get_weights()
+        self._restore(best)
+        self.model.take_snapshot()
+        converged = self.model.normalize(bank.proxies)
+        if not self.restore_on_switch:
+            self.model.embedder.set_weights(current)
+        proxies = self.pool.choose_proxies(self.model, covered=np.asarray(converged))
+        if proxies is None:
+            self._stop("the embeddings of `pool` are no longer finite")
+            return
+        self._assign_proxies(proxies)
+        self.model.num_projections.assign_add(1)
+        self.wait = 0
+        self._best_of_problem = _Best()
+        logger.info(
+            "projection %d: new proxies (the last problem reached MAP@R %.4f)",
+            self.num_projections,
+            best.map_at_r,
+        )
+
+    @property
+    def _switches(self) -> bool:
+        return self.model.proxy_bank is not None
+
+    @property
+    def _may_switch(self) -> bool:
+        limit = self.max_projections
+        return limit is None or self.num_projections < limit
+
+    def _embed(self, data: EvaluationData, rows: np.ndarray | None = None):
+        return self.model.predict(data.batches(rows), verbose=0)
+
+    def _record(self, map_at_r: float) -> None:
+        """Keeps the weights where they are the best, else counts the waiting."""
+        improves_problem = map_at_r > self._best_of_problem.map_at_r + self.min_delta
+        improves_run = map_at_r > self._best_of_run.map_at_r + self.min_delta
+        self.wait = 0 if improves_problem else self.wait + 1
+        self._wait_of_run = 0 if improves_run else self._wait_of_run + 1
+        if not improves_problem:
+            # The run's best is never below the problem's.
+            return
+        bank = self.model.proxy_bank
+        best = _Best(
+            map_at_r,
+            self.model.embedder.get_weights(),
+            None if bank is None else bank.proxies.numpy(),
+        )
+        self._best_of_problem = best
+        if improves_run:
+            self._best_of_run = best
+
+    def _restore(self, best: _Best) -> None:
+        if best.embedder_weights is None:
+            return
+        self.model.embedder.set_weights(best.embedder_weights)
+        if best.proxies is not None:
+            self.model.proxy_bank.assign(best.proxies)
+
+    def _stop(self, reason: str) -> None:
+        logger.warning("training stopped: %s", reason)
+        self._restore(self._best_of_run)
+        self.model.stop_training = True
+
+    def _assign_proxies(self, proxies: np.ndarray) -> None:
+        self.model.proxy_bank.assign(proxies)
+        reset_slots(self.model.optimizer, self.model.proxy_bank.proxies)
+
+
+def _check_model(model: Any) -> None:
+    if not isinstance(model, CCPModel):
+        raise TypeError(
+            "CCPCallback needs a `CCPModel`. "
+            f"Received: type(model)={type(model).__name__}"
+        )

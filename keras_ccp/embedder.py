@@ -1,0 +1,105 @@
+"""From a backbone to an embedder: images -> embeddings."""
+
+import keras
+
+from keras_ccp.arguments import check_int
+from keras_ccp.layers import normalization_layer
+
+_POOLINGS = ("average", "max", "average_max")
+
+
+def build_embedder(
+    backbone: keras.Model,
+    embedding_dim: int = 128,
+    pooling: str = "average",
+    normalization: str | None = "lipschitz",
+    name: str = "embedder",
+) -> keras.Model:
+    """Puts an embedding head on a backbone.
+
+    backbone -> global pooling -> Dense without bias -> normalisation. The
+    input keeps the backbone's shape and dtype, so that preprocessing inside
+    the backbone is part of the embedder and of everything exported from it.
+
+    Args:
+        backbone: built `keras.Model`, images -> `(batch, height, width,
+            channels)` feature map.
+        embedding_dim: int, width of an embedding. Defaults to 128.
+        pooling: `"average"`, `"max"` or `"average_max"` (their sum). Defaults
+            to `"average"`.
+        normalization: `"lipschitz"` (v / max(1, ||v||)), `"l2"` (v / ||v||) or
+            `None`. Defaults to `"lipschitz"`, the paper's.
+        name: name of the returned model. Defaults to `"embedder"`.
+
+    Returns:
+        Functional `keras.Model`, images -> `(batch, embedding_dim)` float32.
+
+    Raises:
+        ValueError: if the backbone does not give a feature map, or an argument
+            has a value that does not exist.
+    """
+    if not getattr(backbone, "inputs", None):
+        raise ValueError(
+            "`backbone` must be a built Functional or Sequential model, so that its "
+            "input is known. Start it with keras.Input(shape=(height, width, "
+            f"channels)). Received: backbone={backbone!r}"
+        )
+    features = backbone.output
+    if len(features.shape) != 4:
+        raise ValueError(
+            "`backbone` must give a feature map of shape (batch, height, width, "
+            "channels): leave out its pooling and classification layers. "
+            f"Received: backbone.output.shape={features.shape}"
+        )
+    check_int("embedding_dim", embedding_dim, minimum=1)
+    if pooling not in _POOLINGS:
+        raise ValueError(
+            f"`pooling` must be one of {_POOLINGS}. Received: pooling={pooling!r}"
+        )
+    average = keras.layers.GlobalAveragePooling2D(name="average_pooling")
+    maximum = keras.layers.GlobalMaxPooling2D(name="max_pooling")
+    inputs = keras.Input(
+        batch_shape=backbone.inputs[0].shape, dtype=backbone.inputs[0].dtype
+    )
+    features = backbone(inputs)
+    if pooling == "average":
+        pooled = average(features)
+    elif pooling == "max":
+        pooled = maximum(features)
+    else:
+        pooled = keras.layers.Add(name="average_max_pooling")(
+            [average(features), maximum(features)]
+        )
+    embeddings = keras.layers.Dense(embedding_dim, use_bias=False, name="embedding")(
+        pooled
+    )
+    embeddings = normalization_layer(normalization, name="normalization")(embeddings)
+    return keras.Model(inputs, embeddings, name=name)
+
+
+def check_embedder(embedder: keras.Model) -> None:
+    """Raises if a model cannot be trained as an embedder.
+
+    Args:
+        embedder: built `keras.Model`, images -> `(batch, embedding_dim)`.
+
+    Raises:
+        TypeError: if it is not a Functional or Sequential model.
+        ValueError: if it is not built, or does not give one vector an image.
+    """
+    if isinstance(embedder, keras.Sequential) and not embedder.built:
+        raise ValueError(
+            "`embedder` must be built, since its weights are copied at once: start it "
+            f"with keras.Input(shape). Received: embedder={embedder!r}"
+        )
+    if not isinstance(embedder, keras.Model) or not hasattr(embedder, "inputs"):
+        raise TypeError(
+            "`embedder` must be a Functional or Sequential keras.Model; wrap others "
+            "as keras.Model(inputs, outputs). Received: "
+            f"type(embedder)={type(embedder).__name__}"
+        )
+    if len(embedder.inputs) != 1 or len(embedder.output_shape) != 2:
+        raise ValueError(
+            "`embedder` must take one input and give one vector an image. Received: "
+            f"{len(embedder.inputs)} inputs, output_shape={embedder.output_shape}"
+        )

@@ -1,0 +1,65 @@
+"""Losses over pairs: of one batch, or of a batch and proxies, a memory or samples."""
+
+from keras_ccp.losses.contrastive import ContrastiveLoss, contrastive_loss
+from keras_ccp.losses.cosine_contrastive import (
+    CosineContrastiveLoss,
+    cosine_contrastive_loss,
+)
+from keras_ccp.losses.multi_similarity import (
+    MultiSimilarityLoss,
+    multi_similarity_loss,
+)
+from keras_ccp.losses.pair_loss import PairLoss, check_rows
+from keras_ccp.losses.triplet import TripletLoss, triplet_loss
+
+_BY_NAME = {
+    "contrastive": ContrastiveLoss,
+    "cosine_contrastive": CosineContrastiveLoss,
+    "multi_similarity": MultiSimilarityLoss,
+    "triplet": TripletLoss,
+}
+
+
+def get(identifier: PairLoss | str) -> PairLoss:
+    """Returns the pair loss that `identifier` stands for.
+
+    Args:
+        identifier: A `PairLoss` or another object with its `pairs` method, returned as
+            it is, or the name of a loss, built with its defaults: `"contrastive"`,
+            `"cosine_contrastive"`, `"multi_similarity"` or `"triplet"`.
+
+    Returns:
+        A `PairLoss`.
+
+    Raises:
+        TypeError: If `identifier` is neither a pair loss nor a string.
+        ValueError: If no loss has that name.
+    """
+    if callable(getattr(identifier, "pairs", None)):
+        return identifier
+    names = ", ".join(f'"{name}"' for name in _BY_NAME)
+    if not isinstance(identifier, str):
+        raise TypeError(
+            f"`identifier` must be a PairLoss or one of {names}. "
+            f"Received: identifier={identifier!r}"
+        )
+    if identifier not in _BY_NAME:
+        raise ValueError(
+            f"`identifier` must be one of {names}. Received: identifier={identifier!r}"
+        )
+    return _BY_NAME[identifier]()
+
+
+__all__ = [
+    "ContrastiveLoss",
+    "CosineContrastiveLoss",
+    "MultiSimilarityLoss",
+    "PairLoss",
+    "TripletLoss",
+    "check_rows",
+    "contrastive_loss",
+    "cosine_contrastive_loss",
+    "get",
+    "multi_similarity_loss",
+    "triplet_loss",
+]

@@ -1,0 +1,146 @@
+"""Masks, distances and similarities between a batch and its references."""
+
+import numpy as np
+import tensorflow as tf
+
+from keras_ccp.distribute import sum_over_replicas
+from keras_ccp.layers import l2_normalize
+
+
+def class_masks(
+    labels: tf.Tensor, reference_labels: tf.Tensor, exclude_self: bool = False
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """Tells the pairs of one class from those of two.
+
+    Args:
+        labels: `(batch,)` or `(batch, 1)` tensor of whole numbers, any dtype.
+        reference_labels: `(n,)` or `(n, 1)` tensor of whole numbers, any dtype.
+        exclude_self: Whether pair `(i, i)` belongs to neither mask.
+
+    Returns:
+        `(batch, n)` bool tensors `pos_mask` and `neg_mask`.
+    """
+    # int64 because TensorFlow compares int32 tensors on the host, not on the GPU.
+    rows = tf.cast(tf.reshape(labels, [-1, 1]), tf.int64)
+    columns = tf.cast(tf.reshape(reference_labels, [1, -1]), tf.int64)
+    same = tf.equal(rows, columns)
+    if not exclude_self:
+        return same, tf.logical_not(same)
+    row_index = tf.range(tf.shape(rows, tf.int64)[0])[:, tf.newaxis]
+    column_index = tf.range(tf.shape(columns, tf.int64)[1])[tf.newaxis, :]
+    other = tf.not_equal(row_index, column_index)
+    # A sample always shares its own class, so only the positives need the exclusion.
+    return tf.logical_and(same, other), tf.logical_not(same)
+
+
+def pairwise_similarities(
+    embeddings: tf.Tensor, reference_embeddings: tf.Tensor, similarity: str
+) -> tf.Tensor:
+    """Similarities of every embedding to every reference.
+
+    Args:
+        embeddings: `(batch, dim)` float tensor.
+        reference_embeddings: `(n, dim)` float tensor.
+        similarity: `"cosine"`, or `"dot"` for the vectors as they come.
+
+    Returns:
+        `(batch, n)` tensor, float32 or float64 if `embeddings` is.
+    """
+    embeddings, references = _as_pair(embeddings, reference_embeddings)
+    if similarity == "cosine":
+        embeddings, references = l2_normalize(embeddings), l2_normalize(references)
+    return tf.matmul(embeddings, references, transpose_b=True)
+
+
+def pairwise_distances(
+    embeddings: tf.Tensor, reference_embeddings: tf.Tensor
+) -> tf.Tensor:
+    """L2 distances (not squared) of every embedding to every reference.
+
+    The expansion `||a||^2 + ||b||^2 - 2 a.b` costs one matmul and no
+    `(batch, n, dim)` tensor, but subtracts numbers that nearly agree. It is carried
+    out in float64, where the products of float32 numbers are exact and the
+    distance keeps its leading digits down to the spacing of float32 itself. Pairs
+    nearer than the rounding error of the sum have distance 0 and gradient 0.
+
+    Args:
+        embeddings: `(batch, dim)` float tensor.
+        reference_embeddings: `(n, dim)` float tensor.
+
+    Returns:
+        `(batch, n)` tensor, float32 or float64 if `embeddings` is.
+    """
+    return _distances(*_as_pair(embeddings, reference_embeddings))
+
+
+def mean_over_terms(term_sums: tf.Tensor, term_counts: tf.Tensor) -> tf.Tensor:
+    """Rows whose mean over the batch is the mean over all counted terms.
+
+    `r_i = B * sum_i / max(1, sum_j count_j)` with the batch size `B` and the counts
+    taken over all replicas, so the mean of the rows is the same on any number of them.
+
+    Args:
+        term_sums: `(batch,)` float tensor, the sum of each row's terms.
+        term_counts: `(batch,)` float tensor, how many terms each row counts.
+
+    Returns:
+        `(batch,)` tensor of the dtype of `term_sums`; zeros if nothing is counted.
+    """
+    dtype = term_sums.dtype
+    batch_size = tf.cast(tf.size(term_sums), dtype)
+    num_terms = tf.reduce_sum(tf.cast(term_counts, dtype))
+    totals = sum_over_replicas(tf.stack([batch_size, num_terms]))
+    return term_sums * (totals[0] / tf.maximum(totals[1], 1.0))
+
+
+def log_one_plus_sum_exp(exponents: tf.Tensor, mask: tf.Tensor) -> tf.Tensor:
+    """Computes `log(1 + sum of exp(exponents))` over the masked entries of each row.
+
+    Args:
+        exponents: `(batch, n)` float tensor.
+        mask: `(batch, n)` bool tensor of the entries that take part.
+
+    Returns:
+        `(batch,)` tensor; 0 for a row without entries.
+    """
+    exponents = tf.where(mask, exponents, tf.cast(-np.inf, exponents.dtype))
+    # Shifted by the largest exponent, counting the 0 of the 1, no exp overflows:
+    # log(1 + S) = m + log(e^-m + S e^-m). log1p keeps the digits of a small sum.
+    largest = tf.stop_gradient(tf.nn.relu(tf.reduce_max(exponents, axis=1)))
+    shifted = tf.reduce_sum(tf.exp(exponents - largest[:, tf.newaxis]), axis=1)
+    return largest + tf.math.log1p(shifted + tf.math.expm1(-largest))
+
+
+def _as_pair(embeddings, reference_embeddings):
+    """Brings both sides to the embeddings' dtype, widened to at least float32."""
+    embeddings = tf.convert_to_tensor(embeddings)
+    dtype = tf.float64 if embeddings.dtype == tf.float64 else tf.float32
+    references = tf.convert_to_tensor(reference_embeddings)
+    return tf.cast(embeddings, dtype), tf.cast(references, dtype)
+
+
+@tf.custom_gradient
+def _distances(rows, columns):
+    """Distances and their exact gradient, which is 0 where the distance is 0."""
+    rows64, columns64 = tf.cast(rows, tf.float64), tf.cast(columns, tf.float64)
+    row_squares = tf.reduce_sum(tf.square(rows64), axis=1, keepdims=True)
+    column_squares = tf.reduce_sum(tf.square(columns64), axis=1)
+    squared = tf.matmul(-2.0 * rows64, columns64, transpose_b=True)
+    squared = squared + row_squares + column_squares
+    # Rounding bound of a sum of `dim` products, where both norms are about equal.
+    dim = tf.cast(tf.shape(rows)[1], tf.float64)
+    noise = 2.0 * np.finfo(np.float64).eps * dim * row_squares
+    squared = tf.where(squared <= noise, tf.zeros_like(squared), squared)
+    distances = tf.cast(tf.sqrt(squared), rows.dtype)
+
+    def grad(upstream):
+        # d(a, b) changes by (a - b) / d: summed over references this is again the
+        # difference of two large numbers when d is small, hence float64.
+        weights = tf.cast(tf.math.divide_no_nan(upstream, distances), tf.float64)
+        row_grad = rows64 * tf.reduce_sum(weights, axis=1, keepdims=True)
+        row_grad -= tf.matmul(weights, columns64)
+        column_grad = columns64 * tf.reduce_sum(weights, axis=0)[:, tf.newaxis]
+        column_grad -= tf.matmul(weights, rows64, transpose_a=True)
+        return tf.cast(row_grad, rows.dtype), tf.cast(column_grad, columns.dtype)
+
+    return distances, grad

@@ -1,0 +1,330 @@
+"""CCPModel: an embedder trained against class proxies and a frozen copy of itself."""
+
+import os
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from keras_ccp import distribute, losses, retrieval
+from keras_ccp.arguments import check_int, check_number
+from keras_ccp.embedder import check_embedder
+from keras_ccp.layers import normalization_layer
+from keras_ccp.pipeline import EvaluationData
+from keras_ccp.proxies import ProxyBank
+from keras_ccp.snapshot import Snapshot
+from keras_ccp.training_data import (
+    EndOfData,
+    checked_training_data,
+    label_errors,
+    refuse_endless_epoch,
+    refuse_sample_weight,
+)
+
+
+@keras.saving.register_keras_serializable(package="keras_ccp")
+class CCPModel(keras.Model):
+    r"""Trains an embedder by one problem of chance constrained programming.
+
+    One step minimises, over the embedder's weights and the proxies,
+
+    `pair_loss(batch, all proxies) + in_batch_weight * pair_loss(batch, batch)
+    + (proximal_weight / 2) * sum ||weight - frozen copy||^2`
+
+    on normalised embeddings and proxies. `CCPCallback` makes a sequence of such
+    problems of it; without the callback it is plain proxy-based metric learning
+    and, with `proxies_per_class=0`, plain pairwise metric learning. Source:
+    "Deep Metric Learning with Chance Constraints", https://arxiv.org/abs/2209.09060.
+    The published lambda multiplies `weight - frozen copy` in the gradient, and
+    `proximal_weight` is defined the same way: hence the half.
+
+    Called on images, the model gives normalised embeddings. `fit` logs `loss`,
+    `pair_loss` (proxies and in-batch) and `proximal_loss`. `evaluate` and the
+    `validation_data` of `fit` report the retrieval metrics, so their classes need
+    not be those of the training.
+
+    Args:
+        embedder: built `keras.Model`, images -> `(batch, embedding_dim)`, as
+            `build_embedder` makes it. Weights that are trainable now are the ones
+            of which a frozen copy is kept.
+        num_classes: int, number of training classes; labels are 0..num_classes-1.
+        proxies_per_class: int, proxies of each class, 0 for none. Defaults to 1.
+        proximal_weight: float, lambda. Defaults to 2e-4.
+        in_batch_weight: float, weight of the pairs inside the batch. Defaults
+            to 0. Without proxies it is not used: the weight is then 1.
+        normalization: `"lipschitz"`, `"l2"` or `None`, for embeddings and proxies.
+            Defaults to `"lipschitz"`.
+        **kwargs: `name` and the other arguments of `keras.Model`.
+
+    Raises:
+        TypeError: if `embedder` is not a Functional or Sequential model.
+        ValueError: if an argument is out of range, or the embedder not built.
+    """
+
+    # ==== State ====
+
+    def __init__(
+        self,
+        embedder: keras.Model,
+        num_classes: int,
+        proxies_per_class: int = 1,
+        proximal_weight: float = 2e-4,
+        in_batch_weight: float = 0.0,
+        normalization: str | None = "lipschitz",
+        **kwargs,
+    ):
+        check_embedder(embedder)
+        check_int("num_classes", num_classes, minimum=1)
+        check_int("proxies_per_class", proxies_per_class, minimum=0)
+        check_number("proximal_weight", proximal_weight, minimum=0)
+        check_number("in_batch_weight", in_batch_weight, minimum=0)
+        super().__init__(**kwargs)
+        self.embedder = embedder
+        self.num_classes = num_classes
+        self.proxies_per_class = proxies_per_class
+        self.proximal_weight = proximal_weight
+        self.in_batch_weight = in_batch_weight
+        self.normalization = normalization
+        self.normalize = normalization_layer(normalization, name="normalize")
+        self.proxy_bank = None
+        if proxies_per_class:
+            self.proxy_bank = ProxyBank(
+                num_classes, proxies_per_class, embedder.output_shape[-1], name="bank"
+            )
+        self.snapshot = Snapshot(embedder, proximal_weight, name="snapshot")
+        self.num_projections = self.add_weight(
+            shape=(),
+            initializer="zeros",
+            dtype="int32",
+            trainable=False,
+            name="num_projections",
+        )
+        self._pair_loss_tracker = keras.metrics.Mean(name="pair_loss")
+        self._proximal_loss_tracker = keras.metrics.Mean(name="proximal_loss")
+        self.built = True
+
+    @property
+    def frozen_weights(self) -> list[keras.Variable]:
+        """Copy of the embedder's trainable weights, as of the last snapshot."""
+        return list(self.snapshot.frozen_weights)
+
+    def take_snapshot(self) -> None:
+        """Freezes a copy of the embedder's weights and switches lambda on."""
+        self.snapshot.take()
+
+    def proximal_loss(self) -> tf.Tensor:
+        """Distance of the embedder to its frozen copy.
+
+        Returns:
+            Scalar (lambda / 2) * sum ||weight - frozen||^2, 0 until the first
+            snapshot.
+        """
+        return self.snapshot.proximal_loss()
+
+    # ==== One step ====
+
+    def call(self, images, training=None):
+        return self.normalize(self.embedder(images, training=training))
+
+    def _pair_loss(self, labels: tf.Tensor, embeddings: tf.Tensor) -> tf.Tensor:
+        def in_batch():
+            return self.loss.pairs(
+                labels, embeddings, labels, embeddings, exclude_self=True
+            )
+
+        if self.proxy_bank is None:
+            return tf.reduce_mean(in_batch())
+        rows = self.loss.pairs(
+            labels,
+            embeddings,
+            self.proxy_bank.labels,
+            self.normalize(self.proxy_bank.rows()),
+        )
+        if self.in_batch_weight:
+            rows += self.in_batch_weight * in_batch()
+        return tf.reduce_mean(rows)
+
+    def compute_loss(
+        self, x=None, y=None, y_pred=None, sample_weight=None, training=True
+    ):
+        """This replica's share of the loss; the shares add up to the whole.
+
+        Args:
+            x: images; not used.
+            y: `(batch,)` or `(batch, 1)` integer labels.
+            y_pred: `(batch, embedding_dim)` normalised embeddings.
+            sample_weight: must be `None`.
+            training: bool; not used.
+
+        Returns:
+            Scalar loss.
+
+        Raises:
+            ValueError: if sample weights are given.
+        """
+        refuse_sample_weight(sample_weight)
+        labels = tf.reshape(tf.cast(y, "int32"), (-1,))
+        pair_loss = self._pair_loss(labels, y_pred)
+        proximal_loss = self.proximal_loss()
+        self._pair_loss_tracker.update_state(pair_loss)
+        self._proximal_loss_tracker.update_state(proximal_loss)
+        loss = tf.add_n([pair_loss, proximal_loss, *self.losses])
+        self._loss_tracker.update_state(loss)
+        return loss / distribute.num_replicas()
+
+    def train_step(self, data):
+        images, labels, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
+        with tf.GradientTape() as tape:
+            embeddings = self(images, training=True)
+            loss = self.compute_loss(images, labels, embeddings, sample_weight)
+            scaled_loss = self.optimizer.scale_loss(loss)
+        weights = self.trainable_weights
+        gradients = tape.gradient(scaled_loss, weights)
+        self.optimizer.apply_gradients(zip(gradients, weights, strict=True))
+        return self.compute_metrics(images, labels, embeddings)
+
+    def test_step(self, data):
+        raise ValueError(
+            "The loss is not defined on classes without proxies: use model.evaluate("
+            "images, labels), which reports retrieval metrics"
+        )
+
+    # ==== Keras entry points ====
+
+    def compile(
+        self,
+        optimizer: keras.optimizers.Optimizer | str = "rmsprop",
+        loss: losses.PairLoss | str | None = None,
+        **kwargs,
+    ) -> None:
+        """Configures training.
+
+        Args:
+            optimizer: Keras optimizer or its name. Defaults to `"rmsprop"`.
+            loss: pair loss, its name, or an object with the same `pairs` method.
+            **kwargs: as for `keras.Model.compile`.
+
+        Raises:
+            TypeError: if `loss` has no `pairs`.
+            ValueError: if `loss.pairs` does not give one value an anchor.
+        """
+        loss = losses.get(loss)
+        losses.check_rows(loss, self.embedder.output_shape[-1])
+        super().compile(optimizer=optimizer, loss=loss, **kwargs)
+
+    def compile_from_config(self, config):
+        self.compile(**keras.saving.deserialize_keras_object(config))
+        self.optimizer.build(self.trainable_variables)
+
+    def fit(
+        self, x: Any = None, y: Any = None, *args, callbacks: Any = None, **kwargs
+    ) -> keras.callbacks.History:
+        """Trains the model, as `keras.Model.fit` does.
+
+        Data are checked first. Callbacks that set `runs_first`, as `CCPCallback`
+        does, run before the others, so that these find its values in their logs.
+
+        Args:
+            x: images, or a source of `(images, labels)` batches such as
+                `balanced_batches` gives.
+            y: `(n,)` integer labels where `x` is an array of images.
+            *args: further arguments of `keras.Model.fit`.
+            callbacks: list of Keras callbacks.
+            **kwargs: further arguments of `keras.Model.fit`.
+
+        Returns:
+            `keras.callbacks.History`.
+
+        Raises:
+            TypeError: if the data have no labels.
+            ValueError: if labels do not fit, sample weights are given, or the
+                data end before the epoch does.
+        """
+        refuse_sample_weight(kwargs.get("sample_weight"))
+        refuse_sample_weight(kwargs.get("class_weight"), "class_weight")
+        bound = self.num_classes if self.proxy_bank is not None else None
+        x, y = checked_training_data(x, y, bound, self.embedder.input_shape[1:])
+        refuse_endless_epoch(x, kwargs.get("steps_per_epoch"))
+        if y is None and not isinstance(x, keras.utils.PyDataset):
+            # Keras' default would warn that it cannot shuffle a stream.
+            kwargs.setdefault("shuffle", False)
+        if self.optimizer is not None and not self.optimizer.built:
+            # All slots at once: weights unfrozen later need theirs, too.
+            self.optimizer.build(self.trainable_variables)
+        end_of_data = EndOfData()
+        callbacks = [*keras.tree.flatten(callbacks or []), end_of_data]
+        callbacks.sort(key=lambda callback: not getattr(callback, "runs_first", False))
+        with label_errors():
+            history = super().fit(x, y, *args, callbacks=callbacks, **kwargs)
+        if end_of_data.message:
+            raise ValueError(end_of_data.message)
+        return history
+
+    def evaluate(
+        self,
+        x: Any = None,
+        y: Any = None,
+        sample_weight: None = None,
+        steps: None = None,
+        **kwargs,
+    ) -> dict:
+        """Retrieval metrics of images among themselves, of any classes.
+
+        Args:
+            x: images, a `Dataset`, or a finite batched `tf.data.Dataset` of
+                `(images, labels)`.
+            y: `(n,)` integer labels where `x` is an array of images.
+            sample_weight: must be `None`.
+            steps: must be `None`: each image is a query and a reference.
+            **kwargs: other arguments of `keras.Model.evaluate`; not used.
+
+        Returns:
+            dict of `retrieval.evaluate`: `precision_at_1`, `precision_at_r`,
+            `map_at_r`, `num_queries`, `num_skipped`.
+
+        Raises:
+            ValueError: if sample weights or steps are given, or labels do not fit.
+        """
+        refuse_sample_weight(sample_weight)
+        if steps is not None:
+            raise ValueError(
+                "`steps` must be None: retrieval needs every image. Received: "
+                f"steps={steps!r}; pass fewer images instead"
+            )
+        data = EvaluationData(x if y is None else (x, y), "x")
+        embeddings = self.predict(data.batches(), verbose=0)
+        return retrieval.evaluate(embeddings, data.labels)
+
+    # ==== Config and export ====
+
+    def export(self, filepath: str | os.PathLike, *args, **kwargs) -> None:
+        """Writes the embedder, without proxies, for serving.
+
+        Args:
+            filepath: directory of the SavedModel: images -> normalised embeddings.
+            *args: further arguments of `keras.Model.export`.
+            **kwargs: further arguments of `keras.Model.export`.
+        """
+        expected = self.embedder.inputs[0]
+        images = keras.Input(batch_shape=expected.shape, dtype=expected.dtype)
+        embeddings = self.normalize(self.embedder(images))
+        keras.Model(images, embeddings).export(filepath, *args, **kwargs)
+
+    def get_config(self) -> dict:
+        config = super().get_config()
+        config.update(
+            embedder=keras.saving.serialize_keras_object(self.embedder),
+            num_classes=self.num_classes,
+            proxies_per_class=self.proxies_per_class,
+            proximal_weight=self.proximal_weight,
+            in_batch_weight=self.in_batch_weight,
+            normalization=self.normalization,
+        )
+        return config
+
+    @classmethod
+    def from_config(cls, config, custom_objects=None):
+        embedder = keras.saving.deserialize_keras_object(
+            config["embedder"], custom_objects=custom_objects
+        )
+        return cls(**{**config, "embedder": embedder})

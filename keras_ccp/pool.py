@@ -1,0 +1,111 @@
+"""Pool: the images from which the next proxies are chosen."""
+
+import logging
+
+import numpy as np
+
+from keras_ccp.k_center import k_center_greedy
+from keras_ccp.model import CCPModel
+from keras_ccp.pipeline import EvaluationData
+from keras_ccp.proxies import ProxyBank
+
+logger = logging.getLogger("keras_ccp")
+
+
+class Pool:
+    """Draws images of each class and chooses new proxies among them.
+
+    Args:
+        data: images of all training classes.
+        pool_size: int, images to draw of each class; a smaller class gives all.
+        seed: int, decides which images are drawn, or `None` for a random one.
+    """
+
+    def __init__(self, data: EvaluationData, pool_size: int, seed: int | None):
+        self.data = data
+        self.pool_size = pool_size
+        self.seed = np.random.SeedSequence().entropy if seed is None else int(seed)
+
+    def check(self, bank: ProxyBank) -> None:
+        """Raises if the pool cannot give proxies to each class of the bank.
+
+        Args:
+            bank: proxies to be chosen from this pool.
+
+        Raises:
+            ValueError: if a class is missing or has no proxies in the bank.
+        """
+        labels, num_classes = self.data.labels, bank.num_classes
+        if labels.max() >= num_classes:
+            raise ValueError(
+                f"`pool` must have labels from 0 to {num_classes - 1} "
+                f"(num_classes={num_classes}). Received: label {labels.max()}"
+            )
+        sizes = np.bincount(labels, minlength=num_classes)
+        missing = np.flatnonzero(sizes == 0)
+        if missing.size:
+            raise ValueError(
+                f"`pool` must have images of each of the model's {num_classes} "
+                f"classes. Received: none of {missing.size} classes, "
+                f"the first is class {missing[0]}"
+            )
+        wanted = max(self.pool_size, bank.proxies_per_class)
+        small = int((sizes < wanted).sum())
+        if small:
+            logger.info(
+                "%d of %d pool classes have fewer than %d images: all of them are "
+                "candidates, and proxies repeat where there are more proxies",
+                small,
+                num_classes,
+                wanted,
+            )
+
+    def choose_proxies(self, model: CCPModel, covered: np.ndarray) -> np.ndarray | None:
+        """Embeds freshly drawn images and picks among them by greedy K-Center.
+
+        Args:
+            model: model whose embedder is used as it is now.
+            covered: `(num_classes, m, dim)` points that are covered already.
+
+        Returns:
+            `(num_classes, proxies_per_class, dim)` new proxies, or `None` if an
+            embedding is not finite.
+        """
+        bank = model.proxy_bank
+        # Each problem has a generator of its own, so that a run which is resumed
+        # draws what it would have drawn.
+        rng = np.random.default_rng([self.seed, int(model.num_projections)])
+        rows, mask = draw_pool(self.data.labels, bank.num_classes, self.pool_size, rng)
+        drawn = np.sort(rows[mask])
+        embeddings = model.predict(self.data.batches(drawn), verbose=0)
+        if not np.isfinite(embeddings).all():
+            return None
+        candidates = np.zeros((*rows.shape, bank.embedding_dim), "float32")
+        candidates[mask] = embeddings[np.searchsorted(drawn, rows[mask])]
+        picks = k_center_greedy(candidates, covered, bank.proxies_per_class, mask)
+        return np.take_along_axis(candidates, picks[..., None], axis=1)
+
+
+def draw_pool(
+    labels: np.ndarray, num_classes: int, pool_size: int, rng: np.random.Generator
+) -> tuple[np.ndarray, np.ndarray]:
+    """Draws images of each class without repetition.
+
+    Args:
+        labels: `(n,)` int class of each image, every class present.
+        num_classes: int, number of classes.
+        pool_size: int, images to draw of each class; a smaller class gives all.
+        rng: source of randomness.
+
+    Returns:
+        `rows`, `(num_classes, pool_size)` int indices into `labels`, and `mask` of
+        the same shape, `False` where a class has no further image.
+    """
+    order = rng.permutation(len(labels))
+    order = order[np.argsort(labels[order], kind="stable")]
+    sizes = np.bincount(labels, minlength=num_classes)
+    starts = np.cumsum(sizes) - sizes
+    positions = np.arange(pool_size)
+    mask = positions < sizes[:, None]
+    rows = order[np.where(mask, starts[:, None] + positions, 0)]
+    return rows, mask

@@ -1,0 +1,215 @@
+"""Exact nearest neighbours: quick scores with an error bound, then exact order.
+
+A matrix product gives the score `x.y - |y|^2 / 2 = (|x|^2 - |x - y|^2) / 2` of every
+pair in float32: the nearest has the highest. Rounding makes it wrong by a bounded
+amount, so the best scores are only *candidates*: everything that the bound cannot rule
+out. What is nearer among them is decided by float64 differences. The answer therefore
+does not depend on chunks, threads or the order in which a product is summed.
+"""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+
+from keras_ccp.retrieval.scores import Scores
+from keras_ccp.retrieval.validation import as_count, as_embeddings
+
+# Scores held at once when the user names no chunk size: 64 MB of float32.
+_CHUNK_SCORES = 2**24
+# Float64 differences held at once: few enough to stay in cache.
+_BLOCK_VALUES = 2**16
+# Queries handled at once when float32 was not enough.
+_CAREFUL_ROWS = 64
+
+
+class Candidates(NamedTuple):
+    """Neighbours of some queries, nearest first as far as the scores can tell.
+
+    Attributes:
+        rows: `(n,)` rows of the queries these are for.
+        indices: `(n, num_candidates)` gallery rows, the query's own removed. The true
+            nearest `k` are among them. -1 fills up the rows that have fewer than most.
+        linked: `(n, num_candidates - 1)` booleans: the scores of this candidate and
+            the next are too close to be sure of their order.
+        distances: `None`, or `(n, num_candidates)` exact squared distances; the order
+            is then final and nothing is linked.
+    """
+
+    rows: np.ndarray
+    indices: np.ndarray
+    linked: np.ndarray
+    distances: np.ndarray | None
+
+    def take(self, positions: np.ndarray) -> "Candidates":
+        """The candidates of some of the queries."""
+        return Candidates(*(x if x is None else x[positions] for x in self))
+
+
+def search(
+    query_embeddings: np.ndarray,
+    gallery_embeddings: np.ndarray,
+    k: int,
+    exclude_self: bool = False,
+    chunk_size: int | None = None,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Finds the `k` nearest gallery rows of every query, exactly.
+
+    The order is that of `||q - g||^2` from float64 differences; equally near rows come
+    by their gallery index. Near duplicates and vectors of large norm are told apart
+    (see the head of this file), and any `chunk_size` gives the same bits.
+
+    Args:
+        query_embeddings: `(num_queries, dim)` floats.
+        gallery_embeddings: `(num_gallery, dim)` floats.
+        k: int, neighbours per query, at most the number of rows there are to find.
+        exclude_self: bool. Query `i` does not find gallery row `i`: for a set that is
+            searched in itself. Duplicates of the row under other indices are found.
+        chunk_size: int, queries handled at once. Defaults to `None`: as many as need
+            about 64 MB.
+
+    Returns:
+        Distances `(num_queries, k)` float32 (L2, not squared), nearest first, and
+        indices `(num_queries, k)` int64.
+
+    Raises:
+        ValueError: for wrong shapes, values that are not finite, `k` out of range, or
+            `exclude_self` with sets of unequal length.
+        TypeError: for a `k` or `chunk_size` that is no integer.
+    """
+    query = as_embeddings("query_embeddings", query_embeddings)
+    gallery = as_embeddings("gallery_embeddings", gallery_embeddings, query.shape[1])
+    if exclude_self and len(query) != len(gallery):
+        raise ValueError(
+            "exclude_self: expected query and gallery to be one set. Received: "
+            f"{len(query)} queries and a gallery of {len(gallery)}"
+        )
+    k = as_count("k", k, len(gallery) - bool(exclude_self))
+    if chunk_size is not None:
+        chunk_size = as_count("chunk_size", chunk_size)
+    distances = np.empty((len(query), k), np.float32)
+    indices = np.empty((len(query), k), np.int64)
+    searcher = ExactSearcher(query, gallery, exclude_self, chunk_size)
+    for found in searcher.candidates(np.arange(len(query)), k):
+        found = searcher.refine(found, found.indices >= 0)
+        distances[found.rows] = np.sqrt(found.distances[:, :k])
+        indices[found.rows] = found.indices[:, :k]
+    return distances, indices
+
+
+class ExactSearcher:
+    """Quick candidates and exact order for one pair of query and gallery.
+
+    Args:
+        query: `(num_queries, dim)` float32 or float64, validated.
+        gallery: `(num_gallery, dim)` likewise.
+        exclude_self: bool, query `i` does not find gallery row `i`.
+        chunk_size: int or `None`, queries handled at once.
+    """
+
+    def __init__(self, query, gallery, exclude_self, chunk_size):
+        self.query, self.gallery = query, gallery
+        self.exclude_self = exclude_self
+        self.chunk_size = chunk_size or max(64, _CHUNK_SCORES // len(gallery))
+        self._scores = Scores(*self._moved(), np.float32)
+        self._careful_scores = None
+
+    def _moved(self):
+        """Query and gallery near the origin, where rounding errors are smallest."""
+        origin = self.gallery.mean(axis=0, dtype=np.float64)
+        gallery = self.gallery - origin
+        query = gallery if self.query is self.gallery else self.query - origin
+        # A power of two is exact, and keeps products from overflow and underflow.
+        _, exponent = np.frexp(max(np.abs(query).max(), np.abs(gallery).max()))
+        scale = 2.0 ** -max(int(exponent), -1000)
+        return query * scale, gallery * scale
+
+    def candidates(self, rows: np.ndarray, k: int) -> Iterator[Candidates]:
+        """Yields candidates for the nearest `k` of the queries `rows`, in chunks."""
+        # The query's own row is dropped from k + 1: it is the nearest of all.
+        wanted = k + self.exclude_self
+        for start in range(0, len(rows), self.chunk_size):
+            chunk = rows[start : start + self.chunk_size]
+            crowded, scores, indices = self._scores.best(chunk, wanted)
+            if crowded.any():
+                yield self._careful_candidates(chunk[crowded], k)
+                chunk = chunk[~crowded]
+            if len(chunk):
+                if self.exclude_self:
+                    other = indices != chunk[:, None]
+                    shape = len(chunk), scores.shape[1] - 1
+                    scores = scores[other].reshape(shape)
+                    indices = indices[other].reshape(shape)
+                error = self._scores.error[chunk, None]
+                linked = scores[:, :-1] - scores[:, 1:] <= 2.0 * error
+                yield Candidates(chunk, indices, linked, None)
+
+    def refine(self, found: Candidates, undecided: np.ndarray) -> Candidates:
+        """Puts the `undecided` candidates into their exact order.
+
+        `undecided` must hold whole runs of linked candidates: a run keeps its place,
+        and only what is inside of it moves. Elsewhere `distances` are 0.
+        """
+        if found.distances is not None:
+            return found
+        distances = np.zeros(found.indices.shape)
+        row, column = np.nonzero(undecided)
+        distances[row, column] = self.distances(
+            found.rows[row], found.indices[row, column]
+        )
+        run = np.zeros(found.indices.shape, np.int32)
+        np.cumsum(~found.linked, axis=1, out=run[:, 1:])
+        order = np.lexsort((found.indices, distances, run), axis=1)
+        return Candidates(
+            found.rows,
+            np.take_along_axis(found.indices, order, axis=1),
+            np.zeros_like(found.linked),
+            np.take_along_axis(distances, order, axis=1),
+        )
+
+    def distances(self, query_rows, gallery_rows):
+        """Squared distances of pairs, from float64 differences."""
+        result = np.empty(len(query_rows))
+        step = max(1, _BLOCK_VALUES // self.query.shape[1])
+        for start in range(0, len(query_rows), step):
+            block = slice(start, start + step)
+            difference = self.query[query_rows[block]].astype(np.float64)
+            difference -= self.gallery[gallery_rows[block]]
+            np.einsum("nd,nd->n", difference, difference, out=result[block])
+        return result
+
+    def _careful_candidates(self, rows, k):
+        """The nearest `k` of queries that float32 cannot tell: float64, one by one."""
+        if self._careful_scores is None:
+            self._careful_scores = Scores(*self._moved(), np.float64)
+            # Equal gallery rows are compared once: there are many if a network has
+            # collapsed, and then every query comes here. (Adding 0 turns -0 to 0.)
+            as_bytes = f"V{self.gallery.itemsize * self.gallery.shape[1]}"
+            keys = np.ascontiguousarray(self.gallery + 0.0).view(as_bytes).ravel()
+            _, self._first, self._copy_of = np.unique(
+                keys, return_index=True, return_inverse=True
+            )
+        found = np.empty((len(rows), k), np.int64)
+        distances = np.empty((len(rows), k))
+        for start in range(0, len(rows), _CAREFUL_ROWS):
+            block = rows[start : start + _CAREFUL_ROWS]
+            scores = self._careful_scores.all(block).numpy()
+            for position, row in enumerate(block, start):
+                near = self._near(row, scores[position - start], k)
+                copies = self._copy_of[near]
+                distinct = np.flatnonzero(np.bincount(copies))
+                exact = np.empty(len(self._first))
+                exact[distinct] = self.distances(
+                    np.full(len(distinct), row), self._first[distinct]
+                )
+                exact = exact[copies]
+                order = np.argsort(exact, kind="stable")[:k]
+                found[position], distances[position] = near[order], exact[order]
+        return Candidates(rows, found, np.zeros((len(rows), k - 1), bool), distances)
+
+    def _near(self, row, scores, k):
+        """Gallery rows, ascending, that the scores cannot rule out of the `k`."""
+        wanted = k + self.exclude_self
+        bar = np.partition(scores, -wanted)[-wanted]
+        near = np.flatnonzero(scores >= bar - 2.0 * self._careful_scores.error[row])
+        return near[near != row] if self.exclude_self else near

@@ -1,0 +1,242 @@
+"""Retrieval metrics (P@1, P@R, MAP@R, R@k) and the covering radius."""
+
+import re
+from collections.abc import Sequence
+
+import numpy as np
+
+from keras_ccp.retrieval.exact_search import ExactSearcher
+from keras_ccp.retrieval.validation import as_count, as_embeddings, as_labels
+
+_METRICS = ("precision_at_1", "precision_at_r", "map_at_r")
+_RECALL = re.compile(r"recall_at_([1-9]\d*)")
+
+
+def evaluate(
+    query_embeddings: np.ndarray,
+    query_labels: np.ndarray,
+    gallery_embeddings: np.ndarray | None = None,
+    gallery_labels: np.ndarray | None = None,
+    metrics: Sequence[str] = _METRICS,
+    chunk_size: int | None = None,
+) -> dict[str, float | int]:
+    """Measures how well queries find their class in a gallery, by exact search.
+
+    With `R` the number of gallery rows of the query's class, and `hit_j` 1 if the
+    `j`-th nearest gallery row is one of them, the mean over the queries of
+
+    - `precision_at_1`: `hit_1`
+    - `precision_at_r`: `(hit_1 + ... + hit_R) / R`
+    - `map_at_r`: `(1 / R) * sum_{j <= R} hit_j * (hit_1 + ... + hit_j) / j`
+    - `recall_at_<k>`: 1 if any of `hit_1 ... hit_k` is, else 0.
+
+    Source: Musgrave et al., "A Metric Learning Reality Check" (arXiv 2003.08505),
+    section 3.2. Hits 1, 0, 1 with R = 3 have MAP@R `(1 + 2/3) / 3 = 0.5556`.
+
+    Equally near rows come by their gallery index. Queries without a single true
+    reference are skipped and counted. Any `chunk_size` gives the same bits.
+
+    Args:
+        query_embeddings: `(num_queries, dim)` floats.
+        query_labels: `(num_queries,)` ints from 0 on.
+        gallery_embeddings: `(num_gallery, dim)` floats. Defaults to `None`: the queries
+            are searched in themselves, each without its own row (by index: a duplicate
+            under another index is found).
+        gallery_labels: `(num_gallery,)` ints from 0 on, given with the gallery.
+        metrics: names from the list above.
+        chunk_size: int, queries handled at once. Defaults to `None`: as many as need
+            about 64 MB.
+
+    Returns:
+        A dict with a float for each name in `metrics`, and the ints `num_queries`
+        (those that were scored) and `num_skipped`.
+
+    Raises:
+        ValueError: for wrong shapes, embeddings that are not finite, wrong labels, an
+            unknown metric, a gallery without labels or labels without a gallery, or if
+            no query has a true reference.
+        TypeError: for labels or a `chunk_size` that are no integers.
+    """
+    recalls = _recalls(metrics)
+    query = as_embeddings("query_embeddings", query_embeddings)
+    labels = as_labels("query_labels", query_labels, len(query))
+    if (gallery_embeddings is None) != (gallery_labels is None):
+        missing = "gallery_labels" if gallery_labels is None else "gallery_embeddings"
+        raise ValueError(
+            f"{missing}: expected with the other half of the gallery, or neither. "
+            f"Received: {missing}=None"
+        )
+    is_one_set = gallery_embeddings is None
+    if is_one_set:
+        gallery, known = query, labels
+    else:
+        gallery = as_embeddings(
+            "gallery_embeddings", gallery_embeddings, query.shape[1]
+        )
+        known = as_labels("gallery_labels", gallery_labels, len(gallery))
+    if chunk_size is not None:
+        chunk_size = as_count("chunk_size", chunk_size)
+
+    num_references = _count_references(labels, known) - is_one_set
+    scored = np.flatnonzero(num_references)
+    if scored.size == 0:
+        raise ValueError(
+            "query_labels: expected a query with a true reference, but all "
+            f"{len(query)} queries are skipped: no class of theirs has another row "
+            f"in the gallery. Received: {len(np.unique(labels))} query classes"
+        )
+    searcher = ExactSearcher(query, gallery, is_one_set, chunk_size)
+    depth = np.ones(len(query), np.int64)
+    if "precision_at_r" in metrics or "map_at_r" in metrics:
+        depth = num_references
+    depth = np.maximum(depth, max(recalls.values(), default=1))
+    depth = np.minimum(depth, len(gallery) - is_one_set)
+    values = {name: np.empty(len(query)) for name in metrics}
+    for rows, hits in _hits(searcher, labels, known, scored, depth):
+        _score(values, recalls, rows, hits, num_references[rows])
+    # In the order of the queries, whatever order they were handled in.
+    result = {name: float(value[scored].mean()) for name, value in values.items()}
+    result["num_queries"] = int(scored.size)
+    result["num_skipped"] = int(len(query) - scored.size)
+    return result
+
+
+def _recalls(metrics):
+    """`{"recall_at_<k>": k}` of the names asked for; refuses unknown names."""
+    if isinstance(metrics, str):
+        raise TypeError(
+            f"metrics: expected a list of names. Received: metrics={metrics!r}"
+        )
+    recalls = {}
+    for name in metrics:
+        match = _RECALL.fullmatch(str(name))
+        if match:
+            recalls[name] = int(match.group(1))
+        elif name not in _METRICS:
+            raise ValueError(
+                f"metrics: expected names out of {', '.join(_METRICS)}, recall_at_<k>. "
+                f"Received: {name!r}"
+            )
+    return recalls
+
+
+def _count_references(labels, known):
+    """How many gallery rows carry the label of each query."""
+    classes, counts = np.unique(known, return_counts=True)
+    place = np.minimum(np.searchsorted(classes, labels), len(classes) - 1)
+    return np.where(classes[place] == labels, counts[place], 0)
+
+
+def _hits(searcher, labels, known, scored, depth):
+    """Yields rows of queries and their `(n, depth)` hits, nearest first.
+
+    Queries that need about equally many neighbours go together, so that one large
+    class does not make all others pay for its size.
+    """
+    # Sizes 1, 2, 3-4, 5-8, ...: at most twice what a query needs.
+    size = np.ceil(np.log2(depth[scored])).astype(np.int64)
+    for rows in (scored[size == value] for value in np.unique(size)):
+        most = int(depth[rows].max())
+        for found in searcher.candidates(rows, most):
+            own = labels[found.rows]
+            hits = known[found.indices] == own[:, None]
+            undecided = _mixed_runs(found.linked, hits)
+            unsure = np.flatnonzero(undecided[:, :most].any(axis=1))
+            if unsure.size:
+                part = found.take(unsure)
+                part = searcher.refine(part, undecided[unsure])
+                hits[unsure] = known[part.indices] == own[unsure, None]
+            yield found.rows, hits[:, :most]
+
+
+def _mixed_runs(linked, hits):
+    """Candidates in runs of linked ones that hold hits and misses.
+
+    The order inside of other runs makes no difference to any metric.
+    """
+    mixed = np.zeros(hits.shape, bool)
+    changes = linked & (hits[:, 1:] != hits[:, :-1])
+    rows = np.flatnonzero(changes.any(axis=1))
+    if rows.size:
+        # Runs are numbered through all rows: the first of a row starts a new one.
+        starts = np.ones((rows.size, hits.shape[1]), bool)
+        starts[:, 1:] = ~linked[rows]
+        run = np.cumsum(starts).reshape(starts.shape)
+        is_mixed = np.zeros(run[-1, -1] + 1, bool)
+        is_mixed[run[:, 1:][changes[rows]]] = True
+        mixed[rows] = is_mixed[run]
+    return mixed
+
+
+def _score(values, recalls, rows, hits, num_references):
+    """Writes the metrics of the queries `rows` into `values`."""
+    place = np.arange(1, hits.shape[1] + 1)
+    for name, k in recalls.items():
+        values[name][rows] = hits[:, :k].any(axis=1)
+    if "precision_at_1" in values:
+        values["precision_at_1"][rows] = hits[:, 0]
+    if "precision_at_r" in values or "map_at_r" in values:
+        within = hits & (place <= num_references[:, None])
+        if "precision_at_r" in values:
+            values["precision_at_r"][rows] = within.sum(axis=1) / num_references
+        if "map_at_r" in values:
+            precision = np.cumsum(within, axis=1) / place
+            total = np.where(within, precision, 0.0).sum(axis=1)
+            values["map_at_r"][rows] = total / num_references
+
+
+def covering_radius(
+    embeddings: np.ndarray, labels: np.ndarray, centers: np.ndarray | None = None
+) -> float:
+    """Mean over the classes of the largest distance from a sample to its center.
+
+    For class `c` with samples `x` and centers `z` the radius is
+    `max_x min_z ||x - z||`, L2 and not squared. Classes without a sample have none.
+
+    Source: arXiv 2209.09060, where it bounds what proxies miss of their class.
+
+    Args:
+        embeddings: `(n, dim)` floats.
+        labels: `(n,)` ints from 0 on.
+        centers: `(num_classes, centers_per_class, dim)` floats, row `c` for label `c`,
+            for example the proxies. Defaults to `None`: the mean of each class is its
+            only center.
+
+    Returns:
+        The mean radius, a float.
+
+    Raises:
+        ValueError: for wrong shapes, values that are not finite, or a label without a
+            row in `centers`.
+        TypeError: for labels that are no integers.
+    """
+    embeddings = as_embeddings("embeddings", embeddings)
+    labels = as_labels("labels", labels, len(embeddings))
+    if centers is not None:
+        centers = np.asarray(centers)
+        if centers.ndim != 3 or labels.max() >= len(centers):
+            raise ValueError(
+                "centers: expected shape (num_classes, centers_per_class, dim) with a "
+                f"row for each label up to {labels.max()}. "
+                f"Received: centers.shape={centers.shape}"
+            )
+        flat = as_embeddings(
+            "centers", centers.reshape(-1, centers.shape[2]), embeddings.shape[1]
+        )
+        centers = flat.reshape(centers.shape)
+    order = np.argsort(labels, kind="stable")
+    classes, starts = np.unique(labels[order], return_index=True)
+    radii = np.empty(len(classes))
+    for place, members in enumerate(np.split(order, starts[1:])):
+        samples = embeddings[members].astype(np.float64)
+        if centers is None:
+            own = samples.mean(axis=0, keepdims=True)
+        else:
+            own = centers[classes[place]]
+        nearest = np.full(len(samples), np.inf)
+        for center in own:
+            difference = samples - center
+            squared = np.einsum("nd,nd->n", difference, difference)
+            np.minimum(nearest, squared, out=nearest)
+        radii[place] = np.sqrt(nearest.max())
+    return float(radii.mean())

@@ -1,0 +1,53 @@
+import re
+from pathlib import Path
+
+from setuptools import find_packages, setup
+
+ROOT = Path(__file__).parent
+README = ROOT / "README.md"
+
+
+def read_version() -> str:
+    # As text: importing the package would need TensorFlow before it is installed.
+    text = (ROOT / "keras_ccp" / "__init__.py").read_text(encoding="utf-8")
+    return re.search(r'^__version__ = "(.+)"$', text, re.MULTILINE)[1]
+
+
+setup(
+    name="keras-ccp",
+    version=read_version(),
+    description=(
+        "Deep metric learning with chance constraints (CCP) for TensorFlow and Keras 3"
+    ),
+    long_description=README.read_text(encoding="utf-8") if README.exists() else "",
+    long_description_content_type="text/markdown",
+    license="Apache-2.0",
+    license_files=["LICENSE", "NOTICE"],
+    keywords="metric learning, embeddings, image retrieval, keras, tensorflow",
+    classifiers=[
+        "Development Status :: 3 - Alpha",
+        "Intended Audience :: Developers",
+        "Intended Audience :: Science/Research",
+        "Operating System :: OS Independent",
+        "Programming Language :: Python :: 3",
+        "Programming Language :: Python :: 3.10",
+        "Programming Language :: Python :: 3.11",
+        "Programming Language :: Python :: 3.12",
+        "Programming Language :: Python :: 3.13",
+        "Topic :: Scientific/Engineering :: Artificial Intelligence",
+    ],
+    python_requires=">=3.10,<3.14",
+    packages=find_packages(include=["keras_ccp", "keras_ccp.*"]),
+    package_data={
+        "keras_ccp": [
+            f"datasets/**/*.{ending}" for ending in ("png", "txt", "npz", "xz", "bin")
+        ]
+    },
+    # Only what the package imports at run time.
+    install_requires=[
+        "tensorflow>=2.20,<2.22",
+        "keras>=3.10",  # below it MirroredStrategy trains wrong
+        "numpy>=2,<3",
+    ],
+    extras_require={"test": ["pytest", "ruff"]},
+)

@@ -1,0 +1,490 @@
+"""The state machine of CCPCallback, driven by hand and by fit."""
+
+import logging
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from keras_ccp import CCPCallback, CCPModel, build_embedder, losses, pool
+from keras_ccp.datasets import Dataset
+from keras_ccp.pipeline import balanced_batches
+from keras_ccp.proxies import reset_slots
+
+
+class IdentityEmbedder(keras.layers.Layer):
+    """Gives the one pixel of an image back, and has a weight that does nothing."""
+
+    def build(self, input_shape):
+        self.idle = self.add_weight(shape=(), initializer="zeros", name="idle")
+
+    def call(self, images):
+        return keras.layers.Flatten()(images)
+
+
+def one_pixel_model(num_classes=1, proxies_per_class=1, **kwargs):
+    inputs = keras.Input((1, 1, 1))
+    embedder = keras.Model(inputs, IdentityEmbedder()(inputs))
+    model = CCPModel(
+        embedder, num_classes, proxies_per_class, normalization=None, **kwargs
+    )
+    model.compile(keras.optimizers.Adam(), losses.ContrastiveLoss())
+    return model
+
+
+def pixels(values):
+    return np.asarray(values, "float32").reshape(-1, 1, 1, 1)
+
+
+VALIDATION = (pixels([0, 1, 5, 6]), np.array([0, 0, 1, 1]))
+
+
+def driven(values, pool_values=(1, 2, 3), before=None, **kwargs):
+    """Runs a callback by hand over a list of MAP@R values."""
+    model = one_pixel_model()
+    data = (pixels(pool_values), np.zeros(len(pool_values), int))
+    callback = CCPCallback(data, VALIDATION, seed=0, **kwargs)
+    callback.set_model(model)
+    model.stop_training = False
+    callback.on_train_begin()
+    logs = []
+    for epoch, value in enumerate(values):
+        model.embedder.set_weights([np.float32(epoch + 1)])
+        model.proxy_bank.assign([[[100.0 + epoch]]])
+        if before:
+            before(model)
+        callback.evaluate = lambda value=value: {
+            "map_at_r": value,
+            "precision_at_1": 0.5,
+            "precision_at_r": 0.25,
+        }
+        logs.append({"loss": 1.0})
+        callback.on_epoch_end(epoch, logs[-1])
+        if model.stop_training:
+            break
+    return callback, model, logs
+
+
+def test_state_machine_equals_the_published_codes(golden, monkeypatch):
+    """Oracle `state_machine`, columns as in the oracles' description."""
+    drawn = iter(range(100))
+
+    def draw_in_order(labels, num_classes, pool_size, rng):
+        rows = np.array([[next(drawn) for _ in range(pool_size)]])
+        return rows, np.ones_like(rows, bool)
+
+    monkeypatch.setattr(pool, "draw_pool", draw_in_order)
+    model = one_pixel_model()
+    # The oracle's sampler returns 1, 2, 3, ... in turn.
+    data = (pixels(range(1, 31)), np.zeros(30, int))
+    callback = CCPCallback(
+        data, VALIDATION, pool_size=3, patience=3, restore_on_switch=False, seed=0
+    )
+    callback.set_model(model)
+    callback.on_train_begin()
+    table = golden["out/state_machine"]
+    assert model.proxy_bank.proxies.numpy().item() == table[0, 7]
+    for row in table[1:]:
+        index, value, weight, frozen, best, calls, wait, proxy, best_proxy = row
+        model.embedder.set_weights([np.float32(index + 1)])
+        model.proxy_bank.assign([[[100 + index]]])
+        previous = callback._best_of_problem
+        callback.evaluate = lambda value=value: {
+            "map_at_r": value,
+            "precision_at_1": 0.0,
+            "precision_at_r": 0.0,
+        }
+        callback.on_epoch_end(int(index), {})
+        assert callback.wait == wait
+        assert model.proxy_bank.proxies.numpy().item() == proxy
+        assert model.frozen_weights[0].numpy() == frozen
+        # The oracle's lambda decays; ours is on or off.
+        assert bool(model.snapshot.active_weight.numpy()) == bool(weight)
+        # A switch clears the best of the problem, which the oracle still shows.
+        kept = callback._best_of_problem
+        kept = previous if kept.proxies is None else kept
+        assert kept.embedder_weights[0] == best
+        assert kept.proxies.item() == best_proxy
+        assert callback.num_projections * 3 + 3 == calls
+
+
+def test_switch_restores_freezes_and_starts_anew():
+    # Best is 0.5 at epoch 1 (weight 2, proxy 101); waits 1, 2, then the switch.
+    callback, model, logs = driven([0.1, 0.5, 0.4, 0.4], patience=2)
+    assert callback.num_projections == 1
+    assert callback.wait == 0
+    assert model.embedder.get_weights()[0] == 2.0
+    assert model.frozen_weights[0].numpy() == 2.0
+    # Covered is 101, so of 1, 2, 3 the farthest is 1.
+    assert model.proxy_bank.proxies.numpy().item() == 1.0
+    assert model.snapshot.active_weight.numpy() == np.float32(2e-4)
+    assert [log["projection"] for log in logs] == [0, 0, 0, 0]
+
+
+def test_logs_are_written_beside_what_was_there():
+    _, _, logs = driven([0.1])
+    assert logs == [
+        {
+            "loss": 1.0,
+            "val_map_at_r": 0.1,
+            "val_precision_at_1": 0.5,
+            "val_precision_at_r": 0.25,
+            "projection": 0,
+        }
+    ]
+
+
+def test_improvement_must_exceed_min_delta():
+    callback, _, _ = driven([0.5, 0.55, 0.56, 0.7], min_delta=0.1)
+    # 0.55 and 0.56 are within 0.1 of 0.5, 0.7 is not.
+    assert callback.wait == 0
+    callback, _, _ = driven([0.5, 0.6 - 1e-9], min_delta=0.1)
+    assert callback.wait == 1
+
+
+def test_lambda_is_off_before_the_first_switch():
+    _, model, _ = driven([0.1, 0.2])
+    assert float(model.proximal_loss()) == 0.0
+
+
+def test_run_ends_with_the_best_of_all_problems():
+    # The second problem (from epoch 3) never reaches 0.9 of the first.
+    callback, model, _ = driven([0.9, 0.1, 0.1, 0.2, 0.3], patience=2)
+    assert callback.num_projections == 1
+    callback.on_train_end()
+    assert model.embedder.get_weights()[0] == 1.0
+    assert model.proxy_bank.proxies.numpy().item() == 100.0
+
+
+def test_restore_best_false_keeps_the_last_weights():
+    callback, model, _ = driven([0.9, 0.1], restore_best=False)
+    callback.on_train_end()
+    assert model.embedder.get_weights()[0] == 2.0
+
+
+def test_stop_patience_counts_against_the_best_of_the_run():
+    # After the switch at epoch 2 the problem improves (.1, .2, .3), the run does not.
+    callback, model, logs = driven(
+        [0.9, 0.1, 0.1, 0.1, 0.2, 0.3, 0.4], patience=2, stop_patience=5
+    )
+    assert model.stop_training
+    assert len(logs) == 6
+    assert model.embedder.get_weights()[0] == 1.0
+
+
+def test_max_projections_stops_the_switching_not_the_training():
+    callback, model, logs = driven([0.9] + [0.1] * 9, patience=2, max_projections=1)
+    assert callback.num_projections == 1
+    assert len(logs) == 10
+    callback, _, _ = driven([0.9] + [0.1] * 9, patience=2, max_projections=0)
+    assert callback.num_projections == 0
+
+
+def test_train_begin_clears_the_last_run():
+    callback, model, _ = driven([0.9, 0.1, 0.1, 0.1], patience=2)
+    assert callback.num_projections == 1
+    callback.on_train_begin()
+    assert (callback.num_projections, callback.wait) == (0, 0)
+    assert callback._best_of_run.embedder_weights is None
+    assert float(model.proximal_loss()) == 0.0
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "adam",
+        "sgd",
+        "rmsprop",
+        "adagrad",
+        "nadam",
+        "adamax",
+        "lion",
+        "ftrl",
+        "adadelta",
+        "adafactor",
+        "adamw",
+    ],
+)
+def test_only_the_slots_of_the_variable_are_reset(name):
+    first = keras.Variable(np.ones((4, 3), "float32"), name="first")
+    second = keras.Variable(np.ones((4, 3), "float32"), name="second")
+    optimizer = keras.optimizers.get(name)
+    optimizer.build([first, second])
+    for _ in range(2):
+        gradient = keras.ops.ones((4, 3))
+        optimizer.apply_gradients([(gradient, first), (gradient, second)])
+    before = [np.array(v) for v in optimizer.variables]
+    reset_slots(optimizer, second)
+    for index, variable in enumerate(optimizer.variables):
+        mine = "second" in variable.name
+        expected = 0 * before[index] if mine else before[index]
+        np.testing.assert_array_equal(variable, expected, err_msg=f"{index}")
+    assert optimizer.learning_rate > 0
+    assert int(optimizer.iterations) == 2
+
+
+def test_moving_average_starts_from_the_variable():
+    variable = keras.Variable([1.0, 2.0])
+    optimizer = keras.optimizers.SGD(use_ema=True)
+    optimizer.build([variable])
+    variable.assign([5.0, 6.0])
+    reset_slots(optimizer, variable)
+    average = [v for v in optimizer.variables if v.name.endswith("average")]
+    np.testing.assert_array_equal(average[0], [5.0, 6.0])
+
+
+def test_slots_are_reset_inside_a_loss_scaling_optimizer():
+    variable = keras.Variable([1.0, 2.0])
+    optimizer = keras.optimizers.LossScaleOptimizer(keras.optimizers.Adam())
+    optimizer.build([variable])
+    for slot in optimizer.inner_optimizer.variables[2:]:
+        slot.assign(slot + 3.0)
+    reset_slots(optimizer, variable)
+    for slot in optimizer.inner_optimizer.variables[2:]:
+        np.testing.assert_array_equal(slot, [0.0, 0.0])
+
+
+def test_pool_is_drawn_without_repetition_and_by_seed():
+    labels = np.repeat(np.arange(3), [5, 2, 9])
+    rows, mask = pool.draw_pool(labels, 3, 4, np.random.default_rng(0))
+    assert mask.sum(axis=1).tolist() == [4, 2, 4]
+    for cls in range(3):
+        chosen = rows[cls][mask[cls]]
+        assert len(set(chosen)) == len(chosen)
+        assert (labels[chosen] == cls).all()
+    again, _ = pool.draw_pool(labels, 3, 4, np.random.default_rng(0))
+    np.testing.assert_array_equal(rows, again)
+
+
+def color_data(num_classes=6, per_class=4, seed=0):
+    """Images of one random colour a class, with noise."""
+    rng = np.random.default_rng(seed)
+    colors = rng.integers(40, 215, (num_classes, 1, 1, 1, 3))
+    noise = rng.integers(-30, 30, (num_classes, per_class, 8, 8, 3))
+    images = (colors + noise).astype("uint8").reshape(-1, 8, 8, 3)
+    return Dataset(images, np.repeat(np.arange(num_classes), per_class))
+
+
+def color_model(num_classes=4, **kwargs):
+    inputs = keras.Input((8, 8, 3), dtype="uint8")
+    x = keras.layers.Rescaling(1 / 255)(inputs)
+    x = keras.layers.Conv2D(4, 3, activation="relu")(x)
+    x = keras.layers.BatchNormalization()(x)
+    embedder = build_embedder(keras.Model(inputs, x), embedding_dim=5)
+    model = CCPModel(embedder, num_classes, **{"proxies_per_class": 2, **kwargs})
+    model.compile(keras.optimizers.Adam(1e-2), losses.MultiSimilarityLoss())
+    return model
+
+
+def fitted(epochs=6, model=None, callbacks=(), position=0, **kwargs):
+    train, validation = color_data().split_classes(4)
+    model = model or color_model()
+    callback = CCPCallback(train, validation, seed=1, **{"patience": 1, **kwargs})
+    callbacks = list(callbacks)
+    callbacks.insert(position, callback)
+    history = model.fit(
+        balanced_batches(train, 2, 2, seed=0),
+        steps_per_epoch=2,
+        epochs=epochs,
+        verbose=0,
+        callbacks=callbacks,
+    )
+    return callback, model, history
+
+
+def test_fit_switches_and_logs():
+    callback, model, history = fitted()
+    assert callback.num_projections >= 1
+    assert {
+        "loss",
+        "pair_loss",
+        "proximal_loss",
+        "val_map_at_r",
+        "val_precision_at_1",
+        "val_precision_at_r",
+        "projection",
+    } <= set(history.history)
+    assert max(history.history["projection"]) >= 1
+    # λ acts only after a switch.
+    first = history.history["projection"].index(1)
+    assert not np.any(history.history["proximal_loss"][:first])
+    assert np.any(history.history["proximal_loss"][first:])
+
+
+def test_weights_at_the_end_give_the_best_map_at_r():
+    callback, _, history = fitted()
+    assert callback.evaluate()["map_at_r"] == max(history.history["val_map_at_r"])
+
+
+def test_position_in_the_callback_list_does_not_matter():
+    class Reader(keras.callbacks.Callback):
+        def __init__(self):
+            super().__init__()
+            self.seen = []
+
+        def on_epoch_end(self, epoch, logs=None):
+            self.seen.append(logs["val_map_at_r"])
+
+    keras.utils.set_random_seed(0)
+    before, after = Reader(), Reader()
+    _, _, first = fitted(callbacks=[before], position=0)
+    keras.utils.set_random_seed(0)
+    _, _, last = fitted(callbacks=[after], position=1)
+    assert before.seen == after.seen == first.history["val_map_at_r"]
+    assert first.history == last.history
+
+
+def test_second_fit_starts_afresh():
+    model = color_model()
+    fitted(model=model)
+    callback, _, history = fitted(model=model, epochs=2, patience=9)
+    assert history.history["projection"] == [0, 0]
+    assert history.history["proximal_loss"] == [0.0, 0.0]
+
+
+def test_one_callback_in_two_fits():
+    train, validation = color_data().split_classes(4)
+    callback = CCPCallback(train, validation, patience=1, seed=1)
+    batches = balanced_batches(train, 2, 2, seed=0)
+    histories = []
+    for _ in range(2):
+        keras.utils.set_random_seed(0)
+        histories.append(
+            color_model().fit(
+                batches, steps_per_epoch=2, epochs=4, verbose=0, callbacks=[callback]
+            )
+        )
+    assert histories[0].history == histories[1].history
+
+
+def test_pairwise_model_is_evaluated_and_never_switches():
+    model = color_model(proxies_per_class=0)
+    callback, _, history = fitted(model=model)
+    assert max(history.history["projection"]) == 0
+    assert callback.evaluate()["map_at_r"] == max(history.history["val_map_at_r"])
+
+
+def test_starting_proxies_are_pool_embeddings():
+    train, validation = color_data().split_classes(4)
+    model = color_model()
+    callback = CCPCallback(train, validation, seed=0)
+    callback.set_model(model)
+    callback.on_train_begin()
+    embeddings = model.predict(train.images, verbose=0)
+    for cls, proxies in enumerate(model.proxy_bank.proxies.numpy()):
+        own = embeddings[train.labels == cls]
+        nearest = np.linalg.norm(proxies[:, None] - own, axis=-1).argmin(axis=1)
+        assert len(set(nearest)) == len(proxies)
+        np.testing.assert_allclose(own[nearest], proxies, atol=1e-6)
+
+
+def test_small_pool_classes_repeat_and_say_so_once(caplog):
+    rng = np.random.default_rng(0)
+    images = rng.integers(0, 255, (7, 8, 8, 3), dtype="uint8")
+    small = Dataset(images, [0, 0, 0, 0, 1, 1, 2])
+    _, validation = color_data().split_classes(4)
+    model = color_model(num_classes=3, proxies_per_class=3)
+    callback = CCPCallback(small, validation, pool_size=4, seed=0)
+    callback.set_model(model)
+    with caplog.at_level(logging.INFO, logger="keras_ccp"):
+        callback.on_train_begin()
+        callback.switch()
+        callback.switch()
+    said = [r for r in caplog.records if "fewer than" in r.getMessage()]
+    assert len(said) == 1
+    assert said[0].getMessage().startswith("2 of 3 pool classes have fewer than 4")
+    distinct = [len(np.unique(p, axis=0)) for p in model.proxy_bank.proxies.numpy()]
+    assert distinct == [3, 2, 1]
+
+
+def test_forms_of_the_data_are_equal():
+    train, validation = color_data().split_classes(4)
+    proxies = []
+    for form in (
+        lambda d: d,
+        lambda d: (d.images, d.labels),
+        lambda d: tf.data.Dataset.from_tensor_slices((d.images, d.labels)).batch(5),
+    ):
+        keras.utils.set_random_seed(0)
+        model = color_model()
+        callback = CCPCallback(form(train), form(validation), pool_size=2, seed=0)
+        callback.set_model(model)
+        callback.on_train_begin()
+        proxies.append((model.proxy_bank.proxies.numpy(), callback.evaluate()))
+    for other, metrics in proxies[1:]:
+        np.testing.assert_allclose(other, proxies[0][0], atol=1e-6)
+        assert metrics == proxies[0][1]
+
+
+def test_embeddings_not_finite_at_the_start_are_refused():
+    train, validation = color_data().split_classes(4)
+    model = color_model()
+    model.embedder.layers[-2].kernel.assign(np.full((4, 5), np.nan))
+    callback = CCPCallback(train, validation)
+    callback.set_model(model)
+    with pytest.raises(ValueError, match="`pool` must have finite embeddings"):
+        callback.on_train_begin()
+
+
+def test_embeddings_not_finite_later_stop_with_the_best_weights(caplog):
+    class Poison(keras.callbacks.Callback):
+        def on_epoch_begin(self, epoch, logs=None):
+            if epoch == 2:
+                kernel = self.model.embedder.layers[-2].kernel
+                kernel.assign(np.full((4, 5), np.nan))
+
+    callback, model, history = fitted(callbacks=[Poison()], patience=9)
+    assert len(history.epoch) == 3
+    assert "no longer finite" in caplog.text
+    assert np.isfinite(model.embedder.get_weights()[-1]).all()
+    assert callback.evaluate()["map_at_r"] == max(history.history["val_map_at_r"])
+
+
+TRAIN, UNSEEN = color_data().split_classes(4)
+
+
+@pytest.mark.parametrize(
+    ("argument", "value", "message"),
+    [
+        ("pool_size", 0, "`pool_size` must be"),
+        ("patience", 0, "`patience` must be"),
+        ("patience", 1.5, "`patience` must be"),
+        ("stop_patience", -1, "`stop_patience` must be"),
+        ("max_projections", -1, "`max_projections` must be"),
+        ("min_delta", np.nan, "`min_delta` must be"),
+        ("min_delta", -0.1, "`min_delta` must be"),
+    ],
+)
+def test_bad_numbers_are_refused(argument, value, message):
+    with pytest.raises((TypeError, ValueError), match=message):
+        CCPCallback(TRAIN, UNSEEN, **{argument: value})
+
+
+def test_bad_data_are_refused():
+    nothing = (TRAIN.images[:0], TRAIN.labels[:0])
+    with pytest.raises(ValueError, match="`pool`.*"):
+        CCPCallback(nothing, UNSEEN)
+    with pytest.raises(ValueError, match="pool"):
+        CCPCallback((TRAIN.images, TRAIN.labels - 1), UNSEEN)
+    singles = (UNSEEN.images[:2], np.array([0, 1]))
+    with pytest.raises(ValueError, match="`validation` must have classes of two"):
+        CCPCallback(TRAIN, singles)
+    with pytest.raises(TypeError, match="CCPCallback needs a `CCPModel`"):
+        callback = CCPCallback(TRAIN, UNSEEN)
+        callback.set_model(keras.Sequential())
+        callback.on_train_begin()
+
+
+@pytest.mark.parametrize(
+    ("num_classes", "message"),
+    [
+        (3, r"`pool` must have labels from 0 to 2 .* Received: label 3"),
+        (5, r"of the model's 5 classes. Received: none of 1 classes.* class 4"),
+    ],
+)
+def test_pool_must_fit_the_models_classes(num_classes, message):
+    callback = CCPCallback(TRAIN, UNSEEN)
+    callback.set_model(color_model(num_classes=num_classes))
+    with pytest.raises(ValueError, match=message):
+        callback.on_train_begin()

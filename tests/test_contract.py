@@ -1,0 +1,426 @@
+"""Rules over the whole package, and for each rule code that breaks it.
+
+A rule is a function `(module name, source) -> list of complaints`.
+"""
+
+import ast
+import importlib
+import importlib.metadata
+import inspect
+import json
+import pkgutil
+import re
+from pathlib import Path
+
+import keras
+import pytest
+
+import keras_ccp
+
+ROOT = Path(__file__).parent.parent
+MODULES = {
+    ".".join(path.relative_to(ROOT).with_suffix("").parts): path.read_text("utf-8")
+    for path in sorted((ROOT / "keras_ccp").rglob("*.py"))
+}
+# From the top down: a module imports only from rows below its own.
+LAYERS = [
+    {"cli", "report"},
+    {"experiment", "config"},
+    {"callback", "plots"},
+    {"pool"},
+    {"model"},
+    {"losses", "proxies", "embedder", "retrieval", "index", "pipeline"}
+    | {"snapshot", "training_data"},
+    {"layers", "distribute", "k_center", "backbones", "datasets"},
+    {"arguments"},
+]
+ROWS = {part: row for row, parts in enumerate(LAYERS) for part in parts}
+# Keras calls these with its own arguments and documents them; the names that
+# describe the rest of the public interface are documented here.
+KERAS_PROTOCOL = re.compile(
+    "on_.+|call|build|compute_(output_shape|output_spec|mask|loss|metrics)"
+    "|(train|test|predict)_step|make_(train|test|predict)_function"
+    "|get(_build|_compile)?_config|(build_|compile_)?from_config"
+    "|(save|load)_(own_variables|assets)|set_(model|params)"
+)
+MACHINE_PATH = re.compile(r"(?<![\w.])/(root|home|Users|work|tmp|mnt)/|[A-Z]:\\Users")
+
+
+# ==== Import layers ====
+
+
+def imported_modules(name, source):
+    """`(line, "keras_ccp...")` of what a module takes from this package."""
+    package = name.removesuffix(".__init__").split(".")
+    if not name.endswith(".__init__"):
+        package.pop()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            targets = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            base = package[: len(package) + 1 - node.level] if node.level else []
+            base = ".".join(base + ([node.module] if node.module else []))
+            targets = [base]
+            if base == "keras_ccp":  # from keras_ccp import losses
+                targets = [f"{base}.{alias.name}" for alias in node.names]
+        else:
+            continue
+        for target in targets:
+            if target.split(".")[0] == "keras_ccp":
+                yield node.lineno, target
+
+
+def layer_rule(name, source):
+    if name == "keras_ccp.__init__":
+        return []
+    own = name.split(".")[1]
+    if own not in ROWS:
+        return [f"{own} is not in the table of layers: LAYERS here and the design"]
+    complaints = []
+    for line, target in imported_modules(name, source):
+        other = (target.split(".") + [""])[1]
+        if other == own:
+            continue
+        if other not in ROWS:
+            complaints.append(f"line {line}: {target} is not a module of the table")
+        elif ROWS[other] <= ROWS[own]:
+            complaints.append(f"line {line}: {own} must not import {other}")
+    return complaints
+
+
+# ==== Docstrings and annotations ====
+
+
+def is_decorated(node, *names):
+    decorators = [
+        ast.unparse(decorator).split("(")[0] for decorator in node.decorator_list
+    ]
+    return any(d.split(".")[-1] in names for d in decorators)
+
+
+def signature(function, is_method):
+    """`[(name as documented, is annotated)]` without self and cls."""
+    args = function.args
+    names = [(arg.arg, bool(arg.annotation)) for arg in args.posonlyargs + args.args]
+    if is_method and not is_decorated(function, "staticmethod"):
+        names = names[1:]
+    if args.vararg:
+        names.append((f"*{args.vararg.arg}", True))
+    names += [(arg.arg, bool(arg.annotation)) for arg in args.kwonlyargs]
+    if args.kwarg:
+        names.append((f"**{args.kwarg.arg}", True))
+    return names
+
+
+def fields(node):
+    """The arguments of the constructor that a dataclass or NamedTuple gets."""
+    return [
+        (statement.target.id, True)
+        for statement in node.body
+        if isinstance(statement, ast.AnnAssign)
+        and "ClassVar" not in ast.unparse(statement.annotation)
+        and "init=False" not in ast.unparse(statement)
+    ]
+
+
+def public_signatures(source):
+    """`(label, docstring, signature, base classes)` of everything public."""
+    for node in ast.parse(source).body:
+        if getattr(node, "name", "_").startswith("_"):
+            continue
+        doc = ast.get_docstring(node)
+        if isinstance(node, ast.FunctionDef):
+            yield node.name, doc, signature(node, is_method=False), []
+        elif isinstance(node, ast.ClassDef):
+            bases = [ast.unparse(base).split(".")[-1] for base in node.bases]
+            if is_decorated(node, "dataclass") or "NamedTuple" in bases:
+                yield node.name, doc, fields(node), []
+            for method in node.body:
+                if not isinstance(method, ast.FunctionDef):
+                    continue
+                label = f"{node.name}.{method.name}"
+                arguments = signature(method, is_method=True)
+                if method.name == "__init__":
+                    yield node.name, doc, arguments, []
+                elif method.name[0] != "_" and not is_decorated(method, "setter"):
+                    yield label, ast.get_docstring(method), arguments, bases
+
+
+def documented_args(docstring):
+    """Names in the `Args:` section in order, or None without such a section."""
+    section = re.search(r"^Args:\n((?:[ \t]+.*\n|\n)*)", f"{docstring}\n", re.M)
+    if section is None:
+        return None
+    lines = [line for line in section[1].splitlines() if line.strip()]
+    indent = min((len(line) - len(line.lstrip()) for line in lines), default=0)
+    entries = [line.strip() for line in lines if not line[indent:].startswith(" ")]
+    names = [entry.split(":")[0].split(" (")[0] for entry in entries]
+    return [name.strip("` ") for group in names for name in group.split(",")]
+
+
+def is_keras_protocol(label):
+    return bool(KERAS_PROTOCOL.fullmatch(label.partition(".")[2]))
+
+
+def docstring_rule(name, source):
+    complaints = []
+    for label, doc, arguments, bases in public_signatures(source):
+        expected = [argument for argument, _ in arguments]
+        documented = documented_args(doc or "")
+        if documented is None:
+            method = label.partition(".")[2]
+            inherited = [DOCUMENTED_METHODS.get(f"{base}.{method}") for base in bases]
+            if not expected or is_keras_protocol(label) or expected in inherited:
+                continue
+        if documented != expected:
+            complaints.append(f"{label}: Args {documented}, signature {expected}")
+    return complaints
+
+
+def annotation_rule(name, source):
+    return [
+        f"{label}: `{argument}` has no type"
+        for label, _, arguments, _ in public_signatures(source)
+        for argument, is_annotated in arguments
+        if not (is_annotated or is_keras_protocol(label))
+    ]
+
+
+# An override with the same arguments may leave the docstring to its base class.
+DOCUMENTED_METHODS = {
+    label: documented_args(doc or "")
+    for source in MODULES.values()
+    for label, doc, _, _ in public_signatures(source)
+}
+
+
+# ==== Plain text ====
+
+
+def tidy_rule(name, source):
+    complaints = []
+    length = len(source.splitlines())
+    if length > 300:
+        complaints.append(f"{length} lines: split at 300")
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Assert):
+            complaints.append(f"line {node.lineno}: assert")
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "print":
+            complaints.append(f"line {node.lineno}: print")
+    return complaints + path_rule(name, source)
+
+
+def path_rule(name, source):
+    return [
+        f"line {number}: machine path {line.strip()!r}"
+        for number, line in enumerate(source.splitlines(), 1)
+        if MACHINE_PATH.search(line)
+    ]
+
+
+RULES = [layer_rule, docstring_rule, annotation_rule, tidy_rule]
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("name", MODULES)
+def test_module(name, rule):
+    assert rule(name, MODULES[name]) == []
+
+
+def test_no_machine_paths_outside_the_package():
+    folders = ("tests", "examples", "benchmarks", "docs", "configs", ".ci")
+    files = [path for folder in folders for path in (ROOT / folder).rglob("*")]
+    files += ROOT.glob("*")
+    kinds = {".py", ".toml", ".txt", ".md", ".yaml", ".yml", ""}
+    for path in files:
+        if path.is_file() and path.suffix in kinds:
+            text = path.read_text("utf-8", errors="replace")
+            assert path_rule(path, text) == [], path
+
+
+# ==== Each rule catches what it is for ====
+
+DOCUMENTED = '''
+def f(a, *rest, b=1, **kwargs):
+    """F.
+
+    Args:
+        a: `(n,)` array: long
+            description: with a colon.
+
+        *rest: more.
+        b: int.
+        **kwargs: passed on.
+
+    Returns:
+        b: not an argument.
+    """
+    def g(x): pass
+'''
+
+
+@pytest.mark.parametrize(
+    ("rule", "name", "source"),
+    [
+        (layer_rule, "losses.x", "from keras_ccp.model import CCPModel"),
+        (layer_rule, "losses.x", "from ..model import CCPModel"),
+        (layer_rule, "losses.__init__", "from ..callback import CCPCallback"),
+        (layer_rule, "proxies", "from . import callback"),
+        (layer_rule, "proxies", "def f():\n    import keras_ccp.embedder"),
+        (layer_rule, "model", "from keras_ccp import CCPCallback"),
+        (layer_rule, "model", "import keras_ccp"),
+        (layer_rule, "utils", ""),
+        (docstring_rule, "model", "def f(a): pass"),
+        (docstring_rule, "model", DOCUMENTED.replace("def f(a,", "def f(a, c,")),
+        (docstring_rule, "model", DOCUMENTED.replace("f(a, *rest, b", "f(b, *rest, a")),
+        (docstring_rule, "model", DOCUMENTED.replace("        *rest: more.\n", "")),
+        (docstring_rule, "model", DOCUMENTED.replace("**kwargs:", "kwargs:")),
+        (docstring_rule, "model", "class C:\n  def __init__(self, a): pass"),
+        (docstring_rule, "model", "class C:\n  def f(self, a): 'F.'"),
+        (docstring_rule, "model", "class C:\n  def call(self, a): 'Args:\\n  b: x'"),
+        (docstring_rule, "model", "class C(PairLoss):\n  def pairs(self, a): 'F.'"),
+        (docstring_rule, "model", "@dataclass\nclass C:\n  'C.'\n  a: int"),
+        (annotation_rule, "model", "def f(a: int, *, b=1): pass"),
+        (annotation_rule, "model", "class C:\n  def __init__(self, a): pass"),
+        (annotation_rule, "model", "class C:\n  @staticmethod\n  def f(a): pass"),
+        (tidy_rule, "model", "\n" * 301),
+        (tidy_rule, "model", "print(1)"),
+        (tidy_rule, "model", "assert 1"),
+        (tidy_rule, "model", "path = '/" + "root/data'"),
+    ],
+)
+def test_rule_catches(rule, name, source):
+    assert rule(f"keras_ccp.{name}", source)
+
+
+@pytest.mark.parametrize(
+    ("rule", "name", "source"),
+    [
+        (layer_rule, "__init__", "from keras_ccp.model import CCPModel"),
+        (layer_rule, "pipeline", "from .datasets import Dataset\nimport keras"),
+        (layer_rule, "losses.x", "from .pair_loss import P\nfrom .. import layers"),
+        (layer_rule, "losses.__init__", "from keras_ccp.losses.x import X"),
+        (docstring_rule, "model", DOCUMENTED),
+        (docstring_rule, "model", "def f(): pass\ndef _g(a): pass\nclass _C: pass"),
+        (docstring_rule, "model", "class C:\n  def on_epoch_end(self, epoch): pass"),
+        (annotation_rule, "model", "class C:\n  def f(self, a: int, **kw): pass"),
+        (annotation_rule, "model", "class C:\n  def call(self, inputs): pass"),
+        (tidy_rule, "model", "\n" * 299 + "# print(x), https://a.org/tmp/b"),
+    ],
+)
+def test_rule_allows(rule, name, source):
+    assert rule(f"keras_ccp.{name}", source) == []
+
+
+# ==== Version ====
+
+
+def test_version_is_the_same_everywhere():
+    changelog = (ROOT / "CHANGELOG.md").read_text("utf-8")
+    newest = re.search(r"^## \[(.+?)\]", changelog, re.MULTILINE)[1]
+    assert keras_ccp.__version__ == newest
+    # The installed one: after a release, `pip install -e .` again.
+    assert keras_ccp.__version__ == importlib.metadata.version("keras-ccp")
+
+
+# ==== Keras objects survive their config ====
+
+
+def small_embedder():
+    images = keras.Input((4, 4, 1))
+    return keras.Model(images, keras.layers.Dense(3)(keras.layers.Flatten()(images)))
+
+
+# Arguments that differ from the defaults, so that none is lost unseen.
+ARGUMENTS = {
+    "CCPModel": lambda: {
+        "embedder": small_embedder(),
+        "num_classes": 5,
+        "proxies_per_class": 2,
+        "proximal_weight": 1e-3,
+        "in_batch_weight": 0.5,
+        "normalization": "l2",
+    },
+    "ProxyBank": lambda: {
+        "num_classes": 5,
+        "proxies_per_class": 2,
+        "embedding_dim": 3,
+    },
+    "LipschitzNormalization": dict,
+    "PairLoss": dict,
+    "ContrastiveLoss": lambda: {"positive_margin": 0.1, "negative_margin": 0.6},
+    "CosineContrastiveLoss": lambda: {"margin": 0.4, "similarity": "dot"},
+    "MultiSimilarityLoss": lambda: {
+        "alpha": 3.0,
+        "beta": 30.0,
+        "base": 0.4,
+        "similarity": "dot",
+    },
+    "TripletLoss": lambda: {"margin": 0.2},
+}
+
+
+def public_keras_classes():
+    classes = {}
+    for module in pkgutil.walk_packages(keras_ccp.__path__, "keras_ccp."):
+        for name, member in vars(importlib.import_module(module.name)).items():
+            if (
+                isinstance(member, type)
+                and issubclass(member, (keras.layers.Layer, keras.losses.Loss))
+                and member.__module__ == module.name
+                and not name.startswith("_")
+                # A part of CCPModel, which makes it anew from its own config.
+                and name != "Snapshot"
+            ):
+                classes[name] = member
+    return classes
+
+
+def test_every_public_keras_class_has_arguments():
+    assert set(public_keras_classes()) == set(ARGUMENTS)
+
+
+def check_config(cls, arguments):
+    assert keras.saving.get_registered_name(cls) == f"keras_ccp>{cls.__name__}"
+    original = cls(**arguments)
+    config = original.get_config()
+    for argument, parameter in inspect.signature(cls).parameters.items():
+        if parameter.kind is not inspect.Parameter.VAR_KEYWORD:
+            assert argument in config, f"get_config leaves out `{argument}`"
+    for argument, value in arguments.items():
+        if isinstance(value, (int, float, str)):
+            assert config[argument] == value
+    assert cls.from_config(original.get_config()).get_config() == config
+
+    written = json.dumps(keras.saving.serialize_keras_object(original))
+    read = keras.saving.deserialize_keras_object(json.loads(written))
+    assert type(read) is cls
+    assert json.dumps(keras.saving.serialize_keras_object(read)) == written
+
+
+@pytest.mark.parametrize("name", ARGUMENTS)
+def test_keras_object_survives_its_config(name):
+    check_config(public_keras_classes()[name], ARGUMENTS[name]())
+
+
+class Forgetful(keras.layers.Layer):
+    def __init__(self, size=1, **kwargs):
+        super().__init__(**kwargs)
+        self.size = size
+
+    def get_config(self):
+        return {"name": self.name}
+
+
+class Changing(Forgetful):
+    def get_config(self):
+        return {**super().get_config(), "size": self.size + 1}
+
+
+def test_faulty_config_is_caught():
+    with pytest.raises(AssertionError, match="keras_ccp>Forgetful"):
+        check_config(Forgetful, {"size": 2})
+    for cls in (Forgetful, Changing):
+        cls = keras.saving.register_keras_serializable("keras_ccp")(cls)
+        with pytest.raises(AssertionError, match="leaves out `size`|3 == 2"):
+            check_config(cls, {"size": 2})

@@ -1,0 +1,174 @@
+"""What the contract of `PairLoss` promises, for every loss."""
+
+import json
+import math
+import re
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from keras_ccp import losses
+
+ALL = ["contrastive", "cosine_contrastive", "multi_similarity", "triplet"]
+
+
+def random_problem():
+    """12 samples of 5 classes, one of them alone, and 9 references."""
+    rng = np.random.default_rng(0)
+    labels = np.array([0, 0, 0, 1, 1, 1, 1, 2, 2, 3, 3, 4], "int32")
+    references = np.array([5, 1, 3, 1, 0, 5, 3, 4, 1], "int32")
+    x, r = rng.normal(size=(12, 3)), rng.normal(size=(9, 3))
+    return x.astype("float32"), labels, r.astype("float32"), references
+
+
+@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("jit_compile", [False, True])
+def test_trains_any_keras_model(name, jit_compile):
+    x, labels, _, _ = random_problem()
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
+    before = model.get_weights()[0]
+    model.compile("sgd", loss=losses.get(name), jit_compile=jit_compile)
+    expected = losses.get(name)(labels, model(x))
+    history = model.fit(x, labels[:, None], batch_size=12, verbose=0)
+    assert history.history["loss"][0] == pytest.approx(float(expected), rel=1e-5)
+    assert np.abs(model.get_weights()[0] - before).max() > 0
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_compiled_equals_eager(name):
+    loss = losses.get(name)
+    x, labels, r, references = random_problem()
+    expected = loss.pairs(labels, x, references, r)
+    compiled = tf.function(loss.pairs, jit_compile=True)
+    np.testing.assert_allclose(
+        compiled(labels, x, references, r), expected, rtol=1e-5, atol=1e-6
+    )
+    unknown_batch = tf.function(
+        loss.pairs,
+        input_signature=[
+            tf.TensorSpec([None], tf.int32),
+            tf.TensorSpec([None, 3]),
+            tf.TensorSpec([None], tf.int32),
+            tf.TensorSpec([None, 3]),
+        ],
+    )
+    rows = unknown_batch(labels.astype("int32"), x, references.astype("int32"), r)
+    np.testing.assert_allclose(rows, expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_neighbouring_labels_survive_mixed_precision(name):
+    # float16 has no 11317: it would fall together with 11320.
+    keras.config.set_dtype_policy("mixed_float16")
+    x = np.array([[1.0, 0.0], [-1.0, 0.0]] * 2, "float16")
+    loss, labels = losses.get(name), np.array([11317, 11317, 11320, 11320])
+    apart = loss(labels[:, None], x)
+    assert apart.dtype == tf.float32
+    assert float(apart) == float(loss([0, 0, 1, 1], x))
+    assert float(apart) != float(loss([0, 0, 0, 0], x))
+    rows = loss.pairs(labels, x, labels[::-1], x)
+    assert rows.dtype == tf.float32
+    np.testing.assert_array_equal(rows, loss.pairs([0, 0, 1, 1], x, [1, 1, 0, 0], x))
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
+@pytest.mark.parametrize("name", ALL)
+def test_computes_in_float32_or_better(name, dtype):
+    x, labels, r, references = random_problem()
+    x = tf.cast(x, dtype)
+    with tf.GradientTape() as tape:
+        tape.watch(x)
+        rows = losses.get(name).pairs(labels, x, references, r)
+    assert rows.dtype == (tf.float64 if dtype == "float64" else tf.float32)
+    assert tape.gradient(rows, x).dtype == dtype
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        losses.ContrastiveLoss(0.1, 0.7, name="near"),
+        losses.CosineContrastiveLoss(0.2, similarity="dot", reduction="sum"),
+        losses.MultiSimilarityLoss(3, 30, 0.4, similarity="dot"),
+        losses.TripletLoss(0.3, reduction=None),
+    ],
+)
+def test_survives_serialisation(loss):
+    config = loss.get_config()
+    assert type(loss).from_config(config).get_config() == config
+    written = json.dumps(keras.saving.serialize_keras_object(loss))
+    read = keras.saving.deserialize_keras_object(json.loads(written))
+    assert type(read) is type(loss) and read.get_config() == config
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_two_replicas_give_what_one_gives(name):
+    loss = losses.get(name)
+    x, labels, r, references = random_problem()
+
+    def step(batch):
+        embeddings, batch_labels = batch
+        with tf.GradientTape() as tape:
+            tape.watch(embeddings)
+            rows = loss.pairs(batch_labels, embeddings, references, r)
+            value = tf.reduce_mean(rows)
+        return rows, tape.gradient(value, embeddings)
+
+    # Without collective operations, whose keys two strategies of a process would share.
+    strategy = tf.distribute.MirroredStrategy(
+        ["CPU:0", "CPU:1"],
+        cross_device_ops=tf.distribute.ReductionToOneDevice(),
+    )
+    batches = tf.data.Dataset.from_tensor_slices((x, labels)).batch(12)
+    batch = next(iter(strategy.experimental_distribute_dataset(batches)))
+    rows, gradients = tf.function(strategy.run)(step, args=(batch,))
+    expected_rows, expected_gradient = step((tf.constant(x), labels))
+    rows = np.concatenate(strategy.experimental_local_results(rows))
+    gradients = np.concatenate(strategy.experimental_local_results(gradients))
+    np.testing.assert_allclose(rows, expected_rows, rtol=1e-5)
+    # Each replica averages over half the batch.
+    np.testing.assert_allclose(gradients / 2, expected_gradient, rtol=1e-4, atol=1e-6)
+
+
+# --- Arguments ---
+
+
+@pytest.mark.parametrize(
+    "make, error, message",
+    [
+        (lambda: losses.ContrastiveLoss(-0.1), ValueError, "positive_margin=-0.1"),
+        (lambda: losses.ContrastiveLoss(0, "1"), TypeError, "negative_margin='1'"),
+        (lambda: losses.CosineContrastiveLoss(True), TypeError, "margin=True"),
+        (lambda: losses.CosineContrastiveLoss(math.nan), ValueError, "margin=nan"),
+        (
+            lambda: losses.CosineContrastiveLoss(similarity="l2"),
+            ValueError,
+            "similarity='l2'",
+        ),
+        (lambda: losses.MultiSimilarityLoss(alpha=0), ValueError, "alpha=0"),
+        (lambda: losses.MultiSimilarityLoss(beta=-1), ValueError, "beta=-1"),
+        (lambda: losses.MultiSimilarityLoss(base=None), TypeError, "base=None"),
+        (lambda: losses.TripletLoss(-1), ValueError, "margin=-1"),
+        (lambda: losses.get("tripplet"), ValueError, "identifier='tripplet'"),
+        (lambda: losses.get(3), TypeError, "identifier=3"),
+        (
+            lambda: losses.PairLoss().pairs([0], [[1.0]], [0], [[1.0]]),
+            NotImplementedError,
+            "PairLoss must implement",
+        ),
+    ],
+)
+def test_wrong_arguments_are_named(make, error, message):
+    with pytest.raises(error, match=re.escape(message)):
+        make()
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_get(name):
+    loss = losses.get(name)
+    assert isinstance(loss, losses.PairLoss)
+    assert losses.get(loss) is loss
+    assert loss.get_config() == type(loss)().get_config()
+    with pytest.raises(ValueError, match=f'"{name}"'):
+        losses.get("unknown")

@@ -1,0 +1,73 @@
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from keras_ccp.losses.pairwise import (
+    class_masks,
+    log_one_plus_sum_exp,
+    pairwise_distances,
+)
+
+
+def test_distances_match_the_reference(golden):
+    rows = tf.constant(golden["in/pdist_ref_rows"])
+    columns = tf.constant(golden["in/pdist_cols"])
+    with tf.GradientTape() as tape:
+        tape.watch((rows, columns))
+        distances = pairwise_distances(rows, columns)
+    upstream = tf.constant(golden["in/pdist_dy"])
+    gradients = tape.gradient(distances, (rows, columns), upstream)
+    np.testing.assert_allclose(distances, golden["out/pdist_sq0"], atol=1e-6)
+    for gradient, side in zip(gradients, ("ref", "cols"), strict=True):
+        np.testing.assert_allclose(
+            gradient, golden[f"out/pdist_sq0_grad_{side}"], atol=1e-6
+        )
+
+
+def test_distances_keep_their_digits():
+    # Both norms are 1000; in float32 their squares agree in all digits.
+    rows = tf.constant([[1000.0, 0.0]])
+    columns = tf.constant([[1000.0, 0.0], [1000.0, 1e-3], [1000.0, 2e-3], [-1e3, 0.0]])
+    distances = pairwise_distances(rows, columns)
+    np.testing.assert_allclose(distances, [[0.0, 1e-3, 2e-3, 2000.0]], rtol=1e-5)
+    # Neighbours in a random direction, far nearer than their length.
+    rng = np.random.default_rng(0)
+    rows = rng.normal(size=(50, 128)).astype("float32")
+    columns = (rows + 1e-5 * rng.normal(size=rows.shape)).astype("float32")
+    exact = np.linalg.norm(rows.astype("float64") - columns, axis=1)
+    distances = tf.linalg.diag_part(pairwise_distances(rows, columns))
+    np.testing.assert_allclose(distances, exact, rtol=1e-5)
+
+
+@pytest.mark.parametrize("dim", [3, 128, 512])
+def test_equal_vectors_have_distance_and_gradient_zero(dim):
+    vectors = tf.constant(np.random.default_rng(0).normal(size=(40, dim)), tf.float32)
+    with tf.GradientTape() as tape:
+        tape.watch(vectors)
+        own = tf.linalg.diag_part(pairwise_distances(vectors, vectors))
+    np.testing.assert_array_equal(own, 0.0)
+    np.testing.assert_array_equal(tape.gradient(own, vectors), 0.0)
+
+
+@pytest.mark.parametrize("dtype", ["int32", "uint8", "int64", "float32"])
+def test_masks_with_labels_of_any_form(dtype):
+    labels = np.array([[1], [2], [1]], dtype)
+    pos_mask, neg_mask = class_masks(labels, np.array([1, 2, 1, 3]), exclude_self=True)
+    expected_pos = [[0, 0, 1, 0], [0, 0, 0, 0], [1, 0, 0, 0]]
+    expected_neg = [[0, 1, 0, 1], [1, 0, 1, 1], [0, 1, 0, 1]]
+    np.testing.assert_array_equal(pos_mask, np.array(expected_pos, bool))
+    np.testing.assert_array_equal(neg_mask, np.array(expected_neg, bool))
+
+
+def test_log_one_plus_sum_exp_has_no_overflow_and_no_loss():
+    exponents = tf.constant([[1e4, 1e4], [-30.0, 9.0], [1.0, 2.0], [-1e4, 0.0]])
+    mask = tf.constant([[True, True], [True, False], [False, False], [True, False]])
+    with tf.GradientTape() as tape:
+        tape.watch(exponents)
+        values = log_one_plus_sum_exp(exponents, mask)
+    # 1e4 + log 2; log(1 + e^-30) = e^-30; nothing; e^-10000
+    expected = [1e4 + np.log(2), np.exp(-30), 0.0, 0.0]
+    np.testing.assert_allclose(values, expected, rtol=1e-6)
+    # The softmax with an additional exponent 0.
+    expected = [[0.5, 0.5], [np.exp(-30), 0.0], [0.0, 0.0], [0.0, 0.0]]
+    np.testing.assert_allclose(tape.gradient(values, exponents), expected, rtol=1e-6)

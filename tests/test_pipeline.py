@@ -1,0 +1,387 @@
+"""Balanced batches, augmentation and evaluation data."""
+
+import itertools
+import re
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from keras_ccp.datasets import Dataset
+from keras_ccp.pipeline import (
+    EvaluationData,
+    balanced_batches,
+    balanced_indices,
+    small_image_augmentation,
+)
+
+SIZES = (6, 5, 4, 3, 7, 2, 1)
+LABELS = np.random.default_rng(0).permutation(np.repeat(np.arange(7), SIZES))
+
+
+def numbered(labels, size=2):
+    """Image i holds the number i only, so a test sees where it went."""
+    pixels = np.arange(len(labels), dtype=np.uint8)[:, None, None, None]
+    return Dataset(np.tile(pixels, (1, size, size, 3)), labels)
+
+
+def take(iterator, count):
+    return list(itertools.islice(iterator, count))
+
+
+# balanced_indices
+
+
+@pytest.mark.parametrize("p", [1, 2, 3, 5, 7])
+@pytest.mark.parametrize("seed", [0, 1])
+def test_classes_are_distinct_and_visits_even(p, seed):
+    visits = np.zeros(7, int)
+    for rows in take(balanced_indices(LABELS, p, 2, seed), 50):
+        classes = LABELS[rows].reshape(p, 2)
+        assert (classes[:, 0] == classes[:, 1]).all()
+        assert len(set(classes[:, 0])) == p
+        for c in classes[:, 0]:  # within a batch too
+            visits[c] += 1
+            assert visits.max() - visits.min() <= 1
+
+
+@pytest.mark.parametrize("k", [1, 2, 3, 4])
+def test_no_image_again_before_its_class_is_used_up(k):
+    uses = np.zeros(len(LABELS), int)
+    for rows in take(balanced_indices(LABELS, 3, k, seed=0), 60):
+        for visit in rows.reshape(3, k):
+            size = SIZES[LABELS[visit[0]]]
+            assert len(set(visit)) == min(k, size)
+            for row in visit:
+                uses[row] += 1
+                of_class = uses[LABELS == LABELS[row]]
+                assert of_class.max() - of_class.min() <= 1
+
+
+def test_small_classes_are_dropped_on_request():
+    rows = np.concatenate(
+        take(balanced_indices(LABELS, 3, 4, 0, drop_small_classes=True), 20)
+    )
+    # Classes with 4 images or more in SIZES.
+    assert set(LABELS[rows].tolist()) == {0, 1, 2, 4}
+
+
+def test_indices_follow_the_seed():
+    def first(seed):
+        return np.stack(take(balanced_indices(LABELS, 3, 2, seed), 20))
+
+    assert (first(0) == first(0)).all()
+    assert (first(0) != first(1)).any()
+
+
+def test_indices_accept_gaps_in_the_labels():
+    labels = np.array([5, 9, 5, 9])
+    (rows,) = take(balanced_indices(labels, 2, 2, 0), 1)
+    assert sorted(rows.tolist()) == [0, 1, 2, 3]
+
+
+# balanced_batches
+
+
+def test_batches_match_the_indices():
+    dataset = numbered(LABELS)
+    batches = balanced_batches(dataset, 3, 2, seed=5)
+    image_spec, label_spec = batches.element_spec
+    assert image_spec == tf.TensorSpec((6, 2, 2, 3), tf.uint8)
+    assert label_spec == tf.TensorSpec((6,), tf.int32)
+    assert batches.cardinality() == tf.data.INFINITE_CARDINALITY
+    expected = take(balanced_indices(LABELS, 3, 2, 5), 12)
+    for _ in range(2):  # a fresh iterator starts again
+        for (images, labels), rows in zip(batches, expected, strict=False):
+            assert images.numpy()[:, 0, 0, 0].tolist() == rows.tolist()
+            assert labels.numpy().tolist() == LABELS[rows].tolist()
+
+
+def test_augmented_batches_are_bit_equal():
+    rng = np.random.default_rng(0)
+    pixels = rng.integers(0, 256, (28, 8, 8, 3), dtype=np.uint8)
+    dataset = Dataset(pixels, LABELS)
+
+    def first(seed):
+        batches = balanced_batches(
+            dataset, 3, 2, seed=seed, augment=small_image_augmentation()
+        )
+        return np.stack([images.numpy() for images, _ in batches.take(8)])
+
+    assert (first(3) == first(3)).all()
+    assert (first(3) != first(4)).any()
+
+
+def test_augment_gets_another_seed_each_step():
+    def seed_as_image(images, seed):
+        return tf.zeros_like(images, tf.int64) + tf.reduce_sum(seed * [100, 1])
+
+    batches = balanced_batches(numbered(LABELS), 2, 2, seed=7, augment=seed_as_image)
+    seen = [int(images[0, 0, 0, 0]) for images, _ in batches.take(3)]
+    assert seen == [700, 701, 702]  # 100 * seed + step
+
+
+def test_augment_may_change_size_and_type():
+    def resize(images, seed):
+        return tf.image.resize(images, (5, 4))
+
+    batches = balanced_batches(numbered(LABELS), 2, 2, seed=0, augment=resize)
+    assert batches.element_spec[0] == tf.TensorSpec((4, 5, 4, 3), tf.float32)
+
+
+def test_no_seed_draws_one_once():
+    batches = balanced_batches(numbered(LABELS), 3, 2)
+    once, twice = ([x.numpy() for x, _ in batches.take(9)] for _ in range(2))
+    assert np.array_equal(once, twice)
+    other = balanced_batches(numbered(LABELS), 3, 2)
+    assert not np.array_equal(once, [x.numpy() for x, _ in other.take(9)])
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        (
+            {"classes_per_batch": 8},
+            ValueError,
+            "`classes_per_batch` must not exceed the number of classes, 7. "
+            "Received: classes_per_batch=8",
+        ),
+        (
+            {"drop_small_classes": True, "samples_per_class": 5},
+            ValueError,
+            "number of classes with at least 5 images, 3. Received: classes_per_batch",
+        ),
+        ({"classes_per_batch": 0}, ValueError, "must be at least 1. Received: classes"),
+        ({"samples_per_class": -1}, ValueError, "Received: samples_per_class=-1"),
+        ({"samples_per_class": 2.0}, TypeError, "`samples_per_class` must be an int"),
+        ({"classes_per_batch": True}, TypeError, "Received: classes_per_batch=True"),
+        ({"seed": -1}, ValueError, "`seed` must be at least 0. Received: seed=-1"),
+        ({"augment": 3}, TypeError, "`augment` must be None or a function"),
+        ({"dataset": LABELS}, TypeError, "`dataset` must be a `keras_ccp.datasets"),
+    ],
+)
+def test_balanced_batches_refuses(change, error, message):
+    arguments = {"classes_per_batch": 4, "samples_per_class": 2, "seed": 0}
+    arguments = {"dataset": numbered(LABELS), **arguments, **change}
+    with pytest.raises(error, match=re.escape(message)):
+        balanced_batches(**arguments)
+
+
+# small_image_augmentation
+
+OFF = {
+    "min_area": 1,
+    "aspect_ratio": 1,
+    "flip": False,
+    "brightness": 0,
+    "contrast": 0,
+    "saturation": 0,
+}
+
+
+def random_images(n=64, channels=3):
+    rng = np.random.default_rng(1)
+    return rng.integers(0, 256, (n, 6, 8, channels), dtype=np.uint8)
+
+
+def test_augmentation_that_is_off_changes_nothing():
+    images = random_images()
+    assert (small_image_augmentation(**OFF)(images, [1, 2]).numpy() == images).all()
+
+
+def test_flip_mirrors_about_half_of_the_images():
+    images = random_images()
+    out = small_image_augmentation(**{**OFF, "flip": True})(images, [1, 2]).numpy()
+    mirrored = (out == images[:, :, ::-1]).all((1, 2, 3))
+    kept = (out == images).all((1, 2, 3))
+    assert (mirrored ^ kept).all()
+    # Binomial(64, 1/2): outside 16..48 with a chance of 2e-5; the seed is fixed.
+    assert 16 <= mirrored.sum() <= 48
+
+
+def test_crop_of_a_ramp_stays_a_ramp():
+    # Bilinear resizing is exact on linear images: the crop shows its own box.
+    y, x = np.meshgrid(np.linspace(0, 1, 6), np.linspace(0, 1, 8), indexing="ij")
+    ramp = np.tile(np.stack([y, x], -1), (256, 1, 1, 1)).astype(np.float32)
+    augment = small_image_augmentation(**{**OFF, "min_area": 0.25, "aspect_ratio": 2})
+    out = augment(ramp, [0, 0]).numpy()
+    assert out.dtype == np.float32
+    assert (out >= 0).all() and (out <= 1).all()
+    np.testing.assert_allclose(np.diff(out[..., 0], 2, axis=1), 0, atol=1e-6)
+    height = out[:, -1, 0, 0] - out[:, 0, 0, 0]
+    width = out[:, 0, -1, 1] - out[:, 0, 0, 1]
+    assert (height > 0).all() and (width > 0).all()
+    # Only a side cut to 1 changes area or ratio of the box.
+    whole = (height < 1) & (width < 1)
+    assert whole.sum() > 100
+    area, ratio = (height * width)[whole], (height / width)[whole]
+    assert area.min() >= 0.25 - 1e-5 and area.max() <= 1
+    assert ratio.min() >= 0.5 - 1e-5 and ratio.max() <= 2 + 1e-5
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        # One pixel (30, 60, 90), one black; grey .299*30 + .587*60 + .114*90 = 54.45,
+        # mean grey 27.225. Each factor f is found from the first channel and must
+        # explain all values.
+        ("brightness", lambda x, f: x * f),
+        ("contrast", lambda x, f: 27.225 + f * (x - 27.225)),
+        ("saturation", lambda x, f: np.array([[54.45], [0]]) * (1 - f) + f * x),
+    ],
+)
+def test_colour_jitter(name, expected):
+    pixels = np.array([[30, 60, 90], [0, 0, 0]], np.float32)
+    images = np.tile(pixels[None, None], (32, 1, 1, 1))
+    out = small_image_augmentation(**{**OFF, name: 0.5})(images, [0, 1]).numpy()
+    factors = []
+    for image in out[:, 0]:
+        low, high = expected(pixels, 0.5)[0, 0], expected(pixels, 1.5)[0, 0]
+        factor = 0.5 + (image[0, 0] - low) / (high - low)
+        np.testing.assert_allclose(image, expected(pixels, factor), atol=1e-4)
+        factors.append(factor)
+    assert 0.5 <= min(factors) < 0.7 and 1.3 < max(factors) <= 1.5
+
+
+def test_augmentation_keeps_grey_images_and_clips_uint8():
+    images = np.where(random_images(channels=1) < 128, 0, 255).astype(np.uint8)
+    out = small_image_augmentation(brightness=1)(images, [0, 0])
+    assert out.dtype == tf.uint8
+    assert out.shape == images.shape
+    assert (out.numpy() == 255).any()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"min_area": 0}, "`min_area` must be a number from 0.01 to 1. Received: min"),
+        ({"aspect_ratio": 0.5}, "`aspect_ratio` must be a number from 1 to 10"),
+        ({"brightness": -0.1}, "Received: brightness=-0.1"),
+        ({"contrast": 1.1}, "Received: contrast=1.1"),
+        ({"saturation": "much"}, "Received: saturation='much'"),
+    ],
+)
+def test_augmentation_refuses(change, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        small_image_augmentation(**change)
+
+
+# EvaluationData
+
+
+def stream(labels=LABELS, batch=5):
+    pairs = (numbered(LABELS).images, labels)
+    return tf.data.Dataset.from_tensor_slices(pairs).batch(batch)
+
+
+def rows_of(batches):
+    parts = [batch.numpy()[:, 0, 0, 0] for batch in batches]
+    return [len(part) for part in parts], np.concatenate(parts).tolist()
+
+
+SOURCES = {
+    "dataset": lambda: numbered(LABELS),
+    "arrays": lambda: (numbered(LABELS).images, LABELS.astype(np.int64)[:, None]),
+    "stream": stream,
+    "column": lambda: stream(LABELS[:, None]),
+}
+
+
+@pytest.mark.parametrize("source", SOURCES)
+def test_evaluation_data(source):
+    data = EvaluationData(SOURCES[source](), "pool")
+    assert len(data) == 28
+    assert data.labels.dtype == np.int32
+    assert data.labels.tolist() == LABELS.tolist()
+    everything = data.batches(batch_size=12)
+    assert everything.element_spec == tf.TensorSpec((None, 2, 2, 3), tf.uint8)
+    for _ in range(2):
+        assert rows_of(everything) == ([12, 12, 4], list(range(28)))
+    some = [0, 1, 7, 13, 21, 27]
+    assert rows_of(data.batches(some, batch_size=4)) == ([4, 2], some)
+    assert data.batches(some).element_spec.shape.as_list() == [None, 2, 2, 3]
+
+
+def test_arrays_give_rows_in_any_order_and_are_not_copied():
+    images = numbered(LABELS).images
+    data = EvaluationData((images, LABELS))
+    assert rows_of(data.batches([9, 3, 3])) == ([3], [9, 3, 3])
+    images[3] = 200
+    assert rows_of(data.batches([9, 3])) == ([2], [9, 200])
+
+
+def test_vectors_are_images_too():
+    data = EvaluationData((np.eye(4, dtype=np.float32), [0, 0, 1, 1]))
+    (batch,) = data.batches([2])
+    assert batch.numpy().tolist() == [[0, 0, 1, 0]]
+
+
+def test_streamed_rows_must_ascend():
+    data = EvaluationData(stream(), "pool")
+    for rows in ([3, 2], [2, 2]):
+        with pytest.raises(ValueError, match="must ascend where `pool` is a tf.data"):
+            data.batches(rows)
+
+
+@pytest.mark.parametrize("source", ["arrays", "stream"])
+def test_batches_refuse_arguments(source):
+    data = EvaluationData(SOURCES[source]())
+    with pytest.raises(ValueError, match="`rows` must be from 0 to 27"):
+        data.batches([28])
+    with pytest.raises(ValueError, match="`rows` must be a non-empty list"):
+        data.batches([])
+    with pytest.raises(ValueError, match="`batch_size` must be at least 1"):
+        data.batches(batch_size=0)
+
+
+def test_a_fixed_shuffle_is_accepted():
+    fixed = stream().shuffle(9, seed=0, reshuffle_each_iteration=False)
+    data = EvaluationData(fixed)
+    read = np.concatenate([labels.numpy() for _, labels in fixed])
+    assert data.labels.tolist() == read.tolist()
+
+
+IMAGES = np.zeros((2, 4, 4, 3), np.uint8)
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "message"),
+    [
+        (lambda: (IMAGES, [0, -1]), ValueError, "`pool labels` must not be negative"),
+        (lambda: (IMAGES, [0, np.nan]), ValueError, "`pool labels` must not be NaN"),
+        (lambda: (IMAGES, [0.0, 1.0]), ValueError, "`pool labels` must be integers"),
+        (lambda: (IMAGES, ["a", "b"]), TypeError, "Received: pool labels=['a', 'b']"),
+        (lambda: (IMAGES, [0]), ValueError, "Received: 2 images and 1 labels"),
+        (lambda: (IMAGES[:0], []), ValueError, "`pool` must not be empty"),
+        (lambda: (np.array([None]), [0]), TypeError, "Received: x of dtype object"),
+        (lambda: IMAGES, TypeError, "`pool` must be a `keras_ccp.datasets.Dataset`"),
+        (lambda: (IMAGES, [0, 1], 1), TypeError, "Received: pool of type"),
+        (lambda: None, TypeError, "Received: pool of type"),
+        (lambda: stream().repeat(), ValueError, "`pool` must be finite"),
+        (
+            lambda: balanced_batches(numbered(LABELS), 2, 2),
+            ValueError,
+            "`pool` must be finite",
+        ),
+        (lambda: stream().unbatch(), ValueError, "call `.batch(...)` on it"),
+        (lambda: stream().take(0), ValueError, "`pool` must not be empty"),
+        (lambda: stream().map(lambda x, y: x), TypeError, "pairs (x, y) of tensors"),
+        (lambda: stream().map(lambda x, y: (x, y, y)), TypeError, "pairs (x, y)"),
+        (lambda: stream().map(lambda x, y: {"x": x}), TypeError, "pairs (x, y)"),
+        (lambda: stream(LABELS - 1), ValueError, "`pool labels` must not be negative"),
+        (
+            lambda: stream().map(lambda x, y: (x, tf.cast(y, tf.float32))),
+            ValueError,
+            "`pool labels` must be integers",
+        ),
+        (
+            lambda: stream(batch=1).shuffle(28, seed=0),
+            ValueError,
+            "`pool` must give its images in the same order each time; remove "
+            "`.shuffle(...)`",
+        ),
+    ],
+)
+def test_evaluation_data_refuses(make, error, message):
+    with pytest.raises(error, match=re.escape(message)):
+        EvaluationData(make(), "pool")
