@@ -124,25 +124,16 @@ class CCPCallback(keras.callbacks.Callback):
         _check_model(self.model)
         self.model.num_projections.assign(0)
         self.model.snapshot.drop()
-        if not self._switches:
-            return
-        self.pool.check(self.model.proxy_bank)
-        # Nothing is covered yet. As in the published code the first pick is the
-        # image farthest from the origin.
-        bank = self.model.proxy_bank
-        origin = np.zeros((bank.num_classes, 1, bank.embedding_dim), "float32")
-        proxies = self.pool.choose_proxies(self.model, covered=origin)
-        if proxies is None:
-            raise ValueError(
-                "`pool` must have finite embeddings under the starting weights. "
-                "Received: NaN or infinity; look at the images and the embedder"
-            )
-        self._assign_proxies(proxies)
+        # So that there is something to go back to if the first steps diverge.
+        self._best_of_run = self._state(-np.inf)
+        if self._switches:
+            self._choose_first_proxies()
 
     def on_epoch_end(self, epoch, logs=None):
         metrics = self.evaluate()
         if metrics is None:
             self._stop("the embeddings of `validation` are no longer finite")
+            self._restore(self._best_of_run)
             return
         logs = {} if logs is None else logs
         for name in ("map_at_r", "precision_at_1", "precision_at_r"):
@@ -189,6 +180,7 @@ class CCPCallback(keras.callbacks.Callback):
         proxies = self.pool.choose_proxies(self.model, covered=np.asarray(converged))
         if proxies is None:
             self._stop("the embeddings of `pool` are no longer finite")
+            self._restore(self._best_of_run)
             return
         self._assign_proxies(proxies)
         self.model.num_projections.assign_add(1)
@@ -209,6 +201,20 @@ class CCPCallback(keras.callbacks.Callback):
         limit = self.max_projections
         return limit is None or self.num_projections < limit
 
+    def _choose_first_proxies(self) -> None:
+        self.pool.check(self.model.proxy_bank)
+        # Nothing is covered yet. As in the published code the first pick is the
+        # image farthest from the origin.
+        bank = self.model.proxy_bank
+        origin = np.zeros((bank.num_classes, 1, bank.embedding_dim), "float32")
+        proxies = self.pool.choose_proxies(self.model, covered=origin)
+        if proxies is None:
+            raise ValueError(
+                "`pool` must have finite embeddings under the starting weights. "
+                "Received: NaN or infinity; look at the images and the embedder"
+            )
+        self._assign_proxies(proxies)
+
     def _embed(self, data: EvaluationData, rows: np.ndarray | None = None):
         return self.model.predict(data.batches(rows), verbose=0)
 
@@ -218,18 +224,20 @@ class CCPCallback(keras.callbacks.Callback):
         improves_run = map_at_r > self._best_of_run.map_at_r + self.min_delta
         self.wait = 0 if improves_problem else self.wait + 1
         self._wait_of_run = 0 if improves_run else self._wait_of_run + 1
-        if not improves_problem:
-            # The run's best is never below the problem's.
-            return
+        # The best of the run is never below that of the problem, so what improves
+        # the run improves the problem.
+        if improves_problem:
+            self._best_of_problem = self._state(map_at_r)
+        if improves_run:
+            self._best_of_run = self._best_of_problem
+
+    def _state(self, map_at_r: float) -> _Best:
         bank = self.model.proxy_bank
-        best = _Best(
+        return _Best(
             map_at_r,
             self.model.embedder.get_weights(),
             None if bank is None else bank.proxies.numpy(),
         )
-        self._best_of_problem = best
-        if improves_run:
-            self._best_of_run = best
 
     def _restore(self, best: _Best) -> None:
         if best.embedder_weights is None:
@@ -240,7 +248,6 @@ class CCPCallback(keras.callbacks.Callback):
 
     def _stop(self, reason: str) -> None:
         logger.warning("training stopped: %s", reason)
-        self._restore(self._best_of_run)
         self.model.stop_training = True
 
     def _assign_proxies(self, proxies: np.ndarray) -> None:

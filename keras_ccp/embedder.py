@@ -5,7 +5,7 @@ import keras
 from keras_ccp.arguments import check_int
 from keras_ccp.layers import normalization_layer
 
-_POOLINGS = ("average", "max", "average_max")
+_POOLINGS = ("average", "max", "average_max", "flatten")
 
 
 def build_embedder(
@@ -25,8 +25,9 @@ def build_embedder(
         backbone: built `keras.Model`, images -> `(batch, height, width,
             channels)` feature map.
         embedding_dim: int, width of an embedding. Defaults to 128.
-        pooling: `"average"`, `"max"` or `"average_max"` (their sum). Defaults
-            to `"average"`.
+        pooling: `"average"`, `"max"`, `"average_max"` (their sum), or `"flatten"`,
+            which keeps apart what was seen where: for aligned images such as icons.
+            Defaults to `"average"`.
         normalization: `"lipschitz"` (v / max(1, ||v||)), `"l2"` (v / ||v||) or
             `None`. Defaults to `"lipschitz"`, the paper's.
         name: name of the returned model. Defaults to `"embedder"`.
@@ -44,37 +45,41 @@ def build_embedder(
             "input is known. Start it with keras.Input(shape=(height, width, "
             f"channels)). Received: backbone={backbone!r}"
         )
-    features = backbone.output
-    if len(features.shape) != 4:
+    if len(backbone.output_shape) != 4:
         raise ValueError(
             "`backbone` must give a feature map of shape (batch, height, width, "
             "channels): leave out its pooling and classification layers. "
-            f"Received: backbone.output.shape={features.shape}"
+            f"Received: output_shape={backbone.output_shape}"
         )
     check_int("embedding_dim", embedding_dim, minimum=1)
     if pooling not in _POOLINGS:
         raise ValueError(
             f"`pooling` must be one of {_POOLINGS}. Received: pooling={pooling!r}"
         )
-    average = keras.layers.GlobalAveragePooling2D(name="average_pooling")
-    maximum = keras.layers.GlobalMaxPooling2D(name="max_pooling")
     inputs = keras.Input(
         batch_shape=backbone.inputs[0].shape, dtype=backbone.inputs[0].dtype
     )
     features = backbone(inputs)
-    if pooling == "average":
-        pooled = average(features)
-    elif pooling == "max":
-        pooled = maximum(features)
-    else:
-        pooled = keras.layers.Add(name="average_max_pooling")(
-            [average(features), maximum(features)]
-        )
+    pooled = _pool(features, pooling)
     embeddings = keras.layers.Dense(embedding_dim, use_bias=False, name="embedding")(
         pooled
     )
     embeddings = normalization_layer(normalization, name="normalization")(embeddings)
     return keras.Model(inputs, embeddings, name=name)
+
+
+def _pool(features, pooling: str):
+    if pooling == "flatten":
+        return keras.layers.Flatten(name="flatten")(features)
+    average = keras.layers.GlobalAveragePooling2D(name="average_pooling")
+    maximum = keras.layers.GlobalMaxPooling2D(name="max_pooling")
+    if pooling == "average":
+        return average(features)
+    if pooling == "max":
+        return maximum(features)
+    return keras.layers.Add(name="average_max_pooling")(
+        [average(features), maximum(features)]
+    )
 
 
 def check_embedder(embedder: keras.Model) -> None:

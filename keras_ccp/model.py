@@ -32,16 +32,15 @@ class CCPModel(keras.Model):
     + (proximal_weight / 2) * sum ||weight - frozen copy||^2`
 
     on normalised embeddings and proxies. `CCPCallback` makes a sequence of such
-    problems of it; without the callback it is plain proxy-based metric learning
-    and, with `proxies_per_class=0`, plain pairwise metric learning. Source:
-    "Deep Metric Learning with Chance Constraints", https://arxiv.org/abs/2209.09060.
-    The published lambda multiplies `weight - frozen copy` in the gradient, and
-    `proximal_weight` is defined the same way: hence the half.
+    problems of it; without it this is plain proxy-based metric learning and, with
+    `proxies_per_class=0`, plain pairwise metric learning. The published lambda
+    multiplies `weight - frozen copy` in the gradient; hence the half.
+    Source: "Deep Metric Learning with Chance Constraints",
+    https://arxiv.org/abs/2209.09060.
 
     Called on images, the model gives normalised embeddings. `fit` logs `loss`,
     `pair_loss` (proxies and in-batch) and `proximal_loss`. `evaluate` and the
-    `validation_data` of `fit` report the retrieval metrics, so their classes need
-    not be those of the training.
+    `validation_data` of `fit` report retrieval metrics, on classes of any kind.
 
     Args:
         embedder: built `keras.Model`, images -> `(batch, embedding_dim)`, as
@@ -93,11 +92,7 @@ class CCPModel(keras.Model):
             )
         self.snapshot = Snapshot(embedder, proximal_weight, name="snapshot")
         self.num_projections = self.add_weight(
-            shape=(),
-            initializer="zeros",
-            dtype="int32",
-            trainable=False,
-            name="num_projections",
+            shape=(), initializer="zeros", dtype="int32", trainable=False
         )
         self._pair_loss_tracker = keras.metrics.Mean(name="pair_loss")
         self._proximal_loss_tracker = keras.metrics.Mean(name="proximal_loss")
@@ -127,21 +122,14 @@ class CCPModel(keras.Model):
         return self.normalize(self.embedder(images, training=training))
 
     def _pair_loss(self, labels: tf.Tensor, embeddings: tf.Tensor) -> tf.Tensor:
-        def in_batch():
-            return self.loss.pairs(
-                labels, embeddings, labels, embeddings, exclude_self=True
-            )
-
+        batch = labels, embeddings
         if self.proxy_bank is None:
-            return tf.reduce_mean(in_batch())
-        rows = self.loss.pairs(
-            labels,
-            embeddings,
-            self.proxy_bank.labels,
-            self.normalize(self.proxy_bank.rows()),
-        )
+            return tf.reduce_mean(self.loss.pairs(*batch, *batch, exclude_self=True))
+        proxies = self.normalize(self.proxy_bank.rows())
+        rows = self.loss.pairs(*batch, self.proxy_bank.labels, proxies)
         if self.in_batch_weight:
-            rows += self.in_batch_weight * in_batch()
+            in_batch = self.loss.pairs(*batch, *batch, exclude_self=True)
+            rows += self.in_batch_weight * in_batch
         return tf.reduce_mean(rows)
 
     def compute_loss(
@@ -150,17 +138,11 @@ class CCPModel(keras.Model):
         """This replica's share of the loss; the shares add up to the whole.
 
         Args:
-            x: images; not used.
+            x: not used.
             y: `(batch,)` or `(batch, 1)` integer labels.
             y_pred: `(batch, embedding_dim)` normalised embeddings.
             sample_weight: must be `None`.
-            training: bool; not used.
-
-        Returns:
-            Scalar loss.
-
-        Raises:
-            ValueError: if sample weights are given.
+            training: not used.
         """
         refuse_sample_weight(sample_weight)
         labels = tf.reshape(tf.cast(y, "int32"), (-1,))
@@ -221,12 +203,11 @@ class CCPModel(keras.Model):
     ) -> keras.callbacks.History:
         """Trains the model, as `keras.Model.fit` does.
 
-        Data are checked first. Callbacks that set `runs_first`, as `CCPCallback`
-        does, run before the others, so that these find its values in their logs.
+        Data are checked first. `CCPCallback` runs before the other callbacks, which
+        find its values in their logs.
 
         Args:
-            x: images, or a source of `(images, labels)` batches such as
-                `balanced_batches` gives.
+            x: images, or batches of `(images, labels)` as `balanced_batches` gives.
             y: `(n,)` integer labels where `x` is an array of images.
             *args: further arguments of `keras.Model.fit`.
             callbacks: list of Keras callbacks.
@@ -237,11 +218,11 @@ class CCPModel(keras.Model):
 
         Raises:
             TypeError: if the data have no labels.
-            ValueError: if labels do not fit, sample weights are given, or the
-                data end before the epoch does.
+            ValueError: if labels do not fit, sample weights are given, or the data
+                end before the epoch does.
         """
-        refuse_sample_weight(kwargs.get("sample_weight"))
-        refuse_sample_weight(kwargs.get("class_weight"), "class_weight")
+        for argument in ("sample_weight", "class_weight"):
+            refuse_sample_weight(kwargs.get(argument), argument)
         bound = self.num_classes if self.proxy_bank is not None else None
         x, y = checked_training_data(x, y, bound, self.embedder.input_shape[1:])
         refuse_endless_epoch(x, kwargs.get("steps_per_epoch"))
@@ -260,22 +241,13 @@ class CCPModel(keras.Model):
             raise ValueError(end_of_data.message)
         return history
 
-    def evaluate(
-        self,
-        x: Any = None,
-        y: Any = None,
-        sample_weight: None = None,
-        steps: None = None,
-        **kwargs,
-    ) -> dict:
+    def evaluate(self, x: Any = None, y: Any = None, **kwargs) -> dict:
         """Retrieval metrics of images among themselves, of any classes.
 
         Args:
             x: images, a `Dataset`, or a finite batched `tf.data.Dataset` of
                 `(images, labels)`.
             y: `(n,)` integer labels where `x` is an array of images.
-            sample_weight: must be `None`.
-            steps: must be `None`: each image is a query and a reference.
             **kwargs: other arguments of `keras.Model.evaluate`; not used.
 
         Returns:
@@ -285,11 +257,11 @@ class CCPModel(keras.Model):
         Raises:
             ValueError: if sample weights or steps are given, or labels do not fit.
         """
-        refuse_sample_weight(sample_weight)
-        if steps is not None:
+        refuse_sample_weight(kwargs.get("sample_weight"))
+        if kwargs.get("steps") is not None:
             raise ValueError(
-                "`steps` must be None: retrieval needs every image. Received: "
-                f"steps={steps!r}; pass fewer images instead"
+                "`steps` must be None, since retrieval needs every image; pass fewer "
+                f"images instead. Received: steps={kwargs['steps']!r}"
             )
         data = EvaluationData(x if y is None else (x, y), "x")
         embeddings = self.predict(data.batches(), verbose=0)
@@ -297,18 +269,17 @@ class CCPModel(keras.Model):
 
     # ==== Config and export ====
 
-    def export(self, filepath: str | os.PathLike, *args, **kwargs) -> None:
+    def export(self, filepath: str | os.PathLike, **kwargs) -> None:
         """Writes the embedder, without proxies, for serving.
 
         Args:
             filepath: directory of the SavedModel: images -> normalised embeddings.
-            *args: further arguments of `keras.Model.export`.
             **kwargs: further arguments of `keras.Model.export`.
         """
         expected = self.embedder.inputs[0]
         images = keras.Input(batch_shape=expected.shape, dtype=expected.dtype)
         embeddings = self.normalize(self.embedder(images))
-        keras.Model(images, embeddings).export(filepath, *args, **kwargs)
+        keras.Model(images, embeddings).export(filepath, **kwargs)
 
     def get_config(self) -> dict:
         config = super().get_config()

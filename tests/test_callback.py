@@ -170,6 +170,7 @@ def test_stop_patience_counts_against_the_best_of_the_run():
     )
     assert model.stop_training
     assert len(logs) == 6
+    callback.on_train_end()
     assert model.embedder.get_weights()[0] == 1.0
 
 
@@ -186,7 +187,7 @@ def test_train_begin_clears_the_last_run():
     assert callback.num_projections == 1
     callback.on_train_begin()
     assert (callback.num_projections, callback.wait) == (0, 0)
-    assert callback._best_of_run.embedder_weights is None
+    assert callback._best_of_run.map_at_r == -np.inf
     assert float(model.proximal_loss()) == 0.0
 
 
@@ -439,6 +440,16 @@ def test_embeddings_not_finite_later_stop_with_the_best_weights(caplog):
     assert "no longer finite" in caplog.text
     assert np.isfinite(model.embedder.get_weights()[-1]).all()
     assert callback.evaluate()["map_at_r"] == max(history.history["val_map_at_r"])
+
+
+def test_divergence_in_the_first_epoch_goes_back_to_the_start():
+    model = color_model()
+    start = model.embedder.get_weights()
+    model.optimizer.learning_rate = 1e30
+    _, _, history = fitted(model=model)
+    assert len(history.epoch) == 1
+    for weight, before in zip(model.embedder.get_weights(), start, strict=True):
+        np.testing.assert_array_equal(weight, before)
 
 
 TRAIN, UNSEEN = color_data().split_classes(4)

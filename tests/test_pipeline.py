@@ -176,6 +176,7 @@ OFF = {
     "brightness": 0,
     "contrast": 0,
     "saturation": 0,
+    "tint": 0,
 }
 
 
@@ -241,6 +242,32 @@ def test_colour_jitter(name, expected):
         np.testing.assert_allclose(image, expected(pixels, factor), atol=1e-4)
         factors.append(factor)
     assert 0.5 <= min(factors) < 0.7 and 1.3 < max(factors) <= 1.5
+
+
+def test_tint_scales_each_channel_on_its_own():
+    images = np.full((64, 2, 2, 3), 100, np.float32)
+    out = small_image_augmentation(**{**OFF, "tint": 0.5})(images, [0, 1]).numpy()
+    factors = out[:, 0, 0] / 100
+    np.testing.assert_allclose(out, factors[:, None, None] * images, rtol=1e-6)
+    assert 0.5 <= factors.min() < 0.6 and 1.4 < factors.max() <= 1.5
+    assert abs(np.corrcoef(factors.T)[0, 1]) < 0.5
+
+
+def test_shares_of_grey_images_and_negatives():
+    images = np.tile(np.array([30, 60, 90], np.uint8), (256, 2, 2, 1))
+    out = small_image_augmentation(**{**OFF, "grayscale": 0.25, "invert": 0.5})(
+        images, [0, 1]
+    ).numpy()[:, 0, 0]
+    kinds, counts = np.unique(out, axis=0, return_counts=True)
+    # Grey is round(54.45) = 54 and its negative round(255 - 54.45) = 201.
+    assert kinds.tolist() == [
+        [30, 60, 90],
+        [54, 54, 54],
+        [201, 201, 201],
+        [225, 195, 165],
+    ]
+    # 256 * (3/8, 1/8, 1/8, 3/8) = 96, 32, 32, 96, give or take 4 deviations of 8.
+    np.testing.assert_allclose(counts, [96, 32, 32, 96], atol=32)
 
 
 def test_augmentation_keeps_grey_images_and_clips_uint8():

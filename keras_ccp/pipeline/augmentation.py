@@ -16,12 +16,14 @@ def small_image_augmentation(
     brightness: float = 0.2,
     contrast: float = 0.2,
     saturation: float = 0.4,
+    tint: float = 0.2,
+    grayscale: float = 0.0,
+    invert: float = 0.0,
 ) -> Callable[[tf.Tensor, tf.Tensor], tf.Tensor]:
-    """Makes a random crop, flip and colour jitter for `balanced_batches`.
+    """Makes a random crop, flip and change of colours for `balanced_batches`.
 
     Each image is cropped to a random box, the box is resized to the size of the image
-    (bilinear), and the colours are changed by three random factors. Factors only, no
-    offsets, so images may be 0..255 or 0..1.
+    (bilinear), and its colours change by random factors.
 
     Args:
         min_area: Smallest area of the box, as a share of the image; 1 and an aspect
@@ -34,11 +36,15 @@ def small_image_augmentation(
             in 1 ± contrast.
         saturation: Multiply the difference of each pixel to its grey by a factor in
             1 ± saturation. Only for 3 channels.
+        tint: Multiply each channel by its own factor in 1 ± tint.
+        grayscale: Share of the images that lose their colours. Only for 3 channels.
+        invert: Share of the images that become negatives.
 
     Returns:
         A function of `(n, height, width, channels)` images and a `(2,)` int seed
         that returns images of the same shape and type: uint8 is rounded and clipped
-        to 0..255, float is not clipped. The same seed, the same result.
+        to 0..255, float is taken as 0..1 and not clipped. The same seed, the same
+        result.
 
     Raises:
         ValueError: If an argument is outside its range.
@@ -49,6 +55,9 @@ def small_image_augmentation(
         ("brightness", brightness, 0, 1),
         ("contrast", contrast, 0, 1),
         ("saturation", saturation, 0, 1),
+        ("tint", tint, 0, 1),
+        ("grayscale", grayscale, 0, 1),
+        ("invert", invert, 0, 1),
     ):
         if not isinstance(value, numbers.Real) or not low <= value <= high:
             raise ValueError(
@@ -58,14 +67,22 @@ def small_image_augmentation(
 
     def augment(images: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
         images = tf.convert_to_tensor(images)
-        noise = tf.random.stateless_uniform((8, tf.shape(images)[0]), seed)
+        n, channels = tf.shape(images)[0], images.shape[-1]
+        noise = tf.random.stateless_uniform((10 + channels, n), seed)
         boxes = _random_boxes(noise[:5], min_area, aspect_ratio, flip)
         crops = tf.image.crop_and_resize(
-            images, boxes, tf.range(tf.shape(images)[0]), tf.shape(images)[1:3]
+            images, boxes, tf.range(n), tf.shape(images)[1:3]
         )
         strengths = tf.constant([[brightness], [contrast], [saturation]], tf.float32)
-        factors = 1 + strengths * (2 * noise[5:] - 1)
-        colours = _jitter(tf.ensure_shape(crops, images.shape), factors)
+        factors = 1 + strengths * (2 * noise[5:8] - 1)
+        colourless = tf.where(noise[8] < grayscale, 0.0, factors[2])
+        gains = factors[0] * (1 + tint * (2 * noise[10:] - 1))
+        colours = _jitter(
+            tf.ensure_shape(crops, images.shape), gains, factors[1], colourless
+        )
+        white = 255.0 if images.dtype == tf.uint8 else 1.0
+        inverted = (noise[9] < invert)[:, None, None, None]
+        colours = tf.where(inverted, white - colours, colours)
         if images.dtype == tf.uint8:
             colours = tf.round(tf.clip_by_value(colours, 0, 255))
         return tf.cast(colours, images.dtype)
@@ -91,18 +108,26 @@ def _random_boxes(
     return tf.clip_by_value(tf.stack([top, left, top + height, right], 1), 0, 1)
 
 
-def _jitter(images: tf.Tensor, factors: tf.Tensor) -> tf.Tensor:
-    """Brightness, contrast and saturation of (n, h, w, c) by factors (3, n).
+def _jitter(
+    images: tf.Tensor, gains: tf.Tensor, contrast: tf.Tensor, saturation: tf.Tensor
+) -> tf.Tensor:
+    """Scales the channels, then the distance to the mean grey and to the own grey.
 
-    All three are linear in the pixels: one scale of the colours, one of their grey
-    and a constant for each image.
+    Args:
+        images: `(n, height, width, channels)` float images.
+        gains: `(channels, n)` factors.
+        contrast: `(n,)` factors.
+        saturation: `(n,)` factors.
     """
-    brightness, contrast, saturation = tf.unstack(factors[..., None, None, None])
-    gain = brightness * contrast
+    images *= tf.transpose(gains)[:, None, None, :]
+    contrast, saturation = (
+        contrast[:, None, None, None],
+        saturation[:, None, None, None],
+    )
     if images.shape[-1] == 3:
         grey = tf.tensordot(images, tf.constant(_GREY_WEIGHTS), 1)[..., None]
+        images = grey + saturation * (images - grey)
     else:
-        grey, saturation = tf.reduce_mean(images, -1, keepdims=True), 1.0
+        grey = tf.reduce_mean(images, -1, keepdims=True)
     mean = tf.reduce_mean(grey, [1, 2], keepdims=True)
-    offset = gain * (1 - saturation) * grey + brightness * (1 - contrast) * mean
-    return gain * saturation * images + offset
+    return mean + contrast * (images - mean)

@@ -26,7 +26,7 @@ _CAREFUL_ROWS = 64
 class Candidates(NamedTuple):
     """Neighbours of some queries, nearest first as far as the scores can tell.
 
-    Attributes:
+    Args:
         rows: `(n,)` rows of the queries these are for.
         indices: `(n, num_candidates)` gallery rows, the query's own removed. The true
             nearest `k` are among them. -1 fills up the rows that have fewer than most.
@@ -42,7 +42,11 @@ class Candidates(NamedTuple):
     distances: np.ndarray | None
 
     def take(self, positions: np.ndarray) -> "Candidates":
-        """The candidates of some of the queries."""
+        """The candidates of some of the queries.
+
+        Args:
+            positions: `(count,)` ints, positions in `rows`.
+        """
         return Candidates(*(x if x is None else x[positions] for x in self))
 
 
@@ -107,7 +111,13 @@ class ExactSearcher:
         chunk_size: int or `None`, queries handled at once.
     """
 
-    def __init__(self, query, gallery, exclude_self, chunk_size):
+    def __init__(
+        self,
+        query: np.ndarray,
+        gallery: np.ndarray,
+        exclude_self: bool,
+        chunk_size: int | None,
+    ):
         self.query, self.gallery = query, gallery
         self.exclude_self = exclude_self
         self.chunk_size = chunk_size or max(64, _CHUNK_SCORES // len(gallery))
@@ -125,7 +135,12 @@ class ExactSearcher:
         return query * scale, gallery * scale
 
     def candidates(self, rows: np.ndarray, k: int) -> Iterator[Candidates]:
-        """Yields candidates for the nearest `k` of the queries `rows`, in chunks."""
+        """Yields candidates for the nearest neighbours of queries, in chunks.
+
+        Args:
+            rows: `(count,)` ints, the queries.
+            k: int, neighbours of each.
+        """
         # The query's own row is dropped from k + 1: it is the nearest of all.
         wanted = k + self.exclude_self
         for start in range(0, len(rows), self.chunk_size):
@@ -145,10 +160,14 @@ class ExactSearcher:
                 yield Candidates(chunk, indices, linked, None)
 
     def refine(self, found: Candidates, undecided: np.ndarray) -> Candidates:
-        """Puts the `undecided` candidates into their exact order.
+        """Puts undecided candidates into their exact order.
 
-        `undecided` must hold whole runs of linked candidates: a run keeps its place,
-        and only what is inside of it moves. Elsewhere `distances` are 0.
+        A run of linked candidates keeps its place, and only what is inside of it moves.
+
+        Args:
+            found: the candidates; returned as they are if their order is final.
+            undecided: `(n, num_candidates)` booleans, whole runs. Of the others the
+                `distances` that are returned are 0.
         """
         if found.distances is not None:
             return found
@@ -167,8 +186,13 @@ class ExactSearcher:
             np.take_along_axis(distances, order, axis=1),
         )
 
-    def distances(self, query_rows, gallery_rows):
-        """Squared distances of pairs, from float64 differences."""
+    def distances(self, query_rows: np.ndarray, gallery_rows: np.ndarray) -> np.ndarray:
+        """Squared distances of pairs, from float64 differences.
+
+        Args:
+            query_rows: `(n,)` ints.
+            gallery_rows: `(n,)` ints.
+        """
         result = np.empty(len(query_rows))
         step = max(1, _BLOCK_VALUES // self.query.shape[1])
         for start in range(0, len(query_rows), step):
@@ -193,7 +217,7 @@ class ExactSearcher:
         distances = np.empty((len(rows), k))
         for start in range(0, len(rows), _CAREFUL_ROWS):
             block = rows[start : start + _CAREFUL_ROWS]
-            scores = self._careful_scores.all(block).numpy()
+            scores = np.asarray(self._careful_scores.all(block))
             for position, row in enumerate(block, start):
                 near = self._near(row, scores[position - start], k)
                 copies = self._copy_of[near]

@@ -60,20 +60,10 @@ def evaluate(
     recalls = _recalls(metrics)
     query = as_embeddings("query_embeddings", query_embeddings)
     labels = as_labels("query_labels", query_labels, len(query))
-    if (gallery_embeddings is None) != (gallery_labels is None):
-        missing = "gallery_labels" if gallery_labels is None else "gallery_embeddings"
-        raise ValueError(
-            f"{missing}: expected with the other half of the gallery, or neither. "
-            f"Received: {missing}=None"
-        )
-    is_one_set = gallery_embeddings is None
-    if is_one_set:
-        gallery, known = query, labels
-    else:
-        gallery = as_embeddings(
-            "gallery_embeddings", gallery_embeddings, query.shape[1]
-        )
-        known = as_labels("gallery_labels", gallery_labels, len(gallery))
+    is_one_set = gallery_embeddings is None and gallery_labels is None
+    gallery, known = query, labels
+    if not is_one_set:
+        gallery, known = _checked_gallery(gallery_embeddings, gallery_labels, query)
     if chunk_size is not None:
         chunk_size = as_count("chunk_size", chunk_size)
 
@@ -99,6 +89,18 @@ def evaluate(
     result["num_queries"] = int(scored.size)
     result["num_skipped"] = int(len(query) - scored.size)
     return result
+
+
+def _checked_gallery(embeddings, labels, query):
+    """The gallery's embeddings and labels; refuses one without the other."""
+    if embeddings is None or labels is None:
+        missing = "gallery_labels" if labels is None else "gallery_embeddings"
+        raise ValueError(
+            f"{missing}: expected with the other half of the gallery, or neither. "
+            f"Received: {missing}=None"
+        )
+    embeddings = as_embeddings("gallery_embeddings", embeddings, query.shape[1])
+    return embeddings, as_labels("gallery_labels", labels, len(embeddings))
 
 
 def _recalls(metrics):

@@ -52,7 +52,11 @@ class Scores:
             self._gallery = tf.constant(columns)
 
     def all(self, rows: np.ndarray) -> tf.Tensor:
-        """Scores of the queries `rows`: `(len(rows), columns)`, padding is -inf."""
+        """Scores of queries with every gallery row, then -inf for padding.
+
+        Args:
+            rows: `(count,)` ints, the queries.
+        """
         # On the CPU: the error bound would not hold for TensorFloat-32.
         with tf.device("CPU:0"):
             return tf.matmul(tf.constant(self._query[rows]), self._gallery)
@@ -60,14 +64,18 @@ class Scores:
     def best(
         self, rows: np.ndarray, k: int
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """All that may be among the `k` highest scores of the queries `rows`.
+        """All that may be truly among the `k` highest scores of queries.
 
         If the `k`-th highest score is at least `s`, then so is, up to one `error`, the
         true one, and what scores less than `s - 2 * error` is truly lower than that.
 
+        Args:
+            rows: `(count,)` ints, the queries.
+            k: int, at most the size of the gallery.
+
         Returns:
-            `(len(rows),)` booleans: the query has so many that they are not listed.
-            Of the others, `(count, width)` scores, highest first, and gallery rows;
+            `(count,)` booleans: the query has so many that they are not listed.
+            Of the others, `(others, width)` scores, highest first, and gallery rows;
             `width >= k`, and what a row has not is NaN and index -1.
         """
         # The k-th highest maximum of groups is a good `s`: k different scores reach it.
@@ -80,8 +88,8 @@ class Scores:
             # different groups, and the maximum runs along contiguous memory.
             stride = scores.shape[1] // group
             maxima = tf.reshape(scores, (len(rows), group, stride))
-            maxima = tf.reduce_max(maxima, axis=1).numpy()
-        scores = scores.numpy()
+            maxima = np.asarray(tf.reduce_max(maxima, axis=1))
+        scores = np.asarray(scores)  # a view; `numpy()` would copy
         bar = np.partition(maxima, stride - k, axis=1)[:, stride - k]
         bar = bar - 2.0 * self.error[rows]
         bar = np.nextafter(bar.astype(scores.dtype), -np.inf, dtype=scores.dtype)

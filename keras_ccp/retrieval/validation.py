@@ -3,8 +3,16 @@
 import numpy as np
 
 
-def as_embeddings(name, embeddings, dim=None):
-    """Returns a finite `(n, dim)` array of float32, or of float64 if it came so."""
+def as_embeddings(
+    name: str, embeddings: np.ndarray, dim: int | None = None
+) -> np.ndarray:
+    """Returns a finite `(n, dim)` array of float32, or of float64 if it came so.
+
+    Args:
+        name: of the argument, for the message.
+        embeddings: `(n, dim)` numbers.
+        dim: int, columns to insist on. Defaults to `None`: any.
+    """
     embeddings = np.asarray(embeddings)
     if embeddings.ndim != 2 or 0 in embeddings.shape:
         raise ValueError(
@@ -34,8 +42,14 @@ def as_embeddings(name, embeddings, dim=None):
     return np.ascontiguousarray(embeddings)
 
 
-def as_labels(name, labels, length):
-    """Returns `(length,)` int64 labels, none of them negative."""
+def as_labels(name: str, labels: np.ndarray, length: int) -> np.ndarray:
+    """Returns `(length,)` int64 labels, none of them negative.
+
+    Args:
+        name: of the argument, for the message.
+        labels: `(length,)` numbers.
+        length: int, how many there must be.
+    """
     labels = np.asarray(labels)
     if labels.shape != (length,):
         raise ValueError(
@@ -58,8 +72,14 @@ def as_labels(name, labels, length):
     return labels.astype(np.int64)
 
 
-def as_count(name, value, maximum=None):
-    """Returns `value` as an int of at least 1, and at most `maximum` if given."""
+def as_count(name: str, value: int, maximum: int | None = None) -> int:
+    """Returns a value as an int, after a check of its range.
+
+    Args:
+        name: of the argument, for the message.
+        value: int, at least 1.
+        maximum: int, the largest allowed. Defaults to `None`: no limit.
+    """
     is_integer = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
     if not is_integer:
         raise TypeError(f"{name}: expected an integer. Received: {name}={value!r}")

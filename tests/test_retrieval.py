@@ -1,0 +1,265 @@
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from keras_ccp.layers import l2_normalize, lipschitz_normalize
+from keras_ccp.retrieval import covering_radius, evaluate, search
+
+METRICS = (
+    "precision_at_1",
+    "precision_at_r",
+    "map_at_r",
+    "recall_at_1",
+    "recall_at_4",
+)
+
+
+def search_oracle(query, gallery, k, exclude_self=False):
+    """All float64 differences, and a stable sort."""
+    difference = query[:, None].astype(np.float64) - gallery[None].astype(np.float64)
+    distances = np.sqrt(np.einsum("qgd,qgd->qg", difference, difference))
+    if exclude_self:
+        np.fill_diagonal(distances, np.inf)
+    order = np.argsort(distances, axis=1, kind="stable")[:, :k]
+    return np.take_along_axis(distances, order, axis=1), order
+
+
+def evaluate_oracle(query, labels, gallery=None, gallery_labels=None):
+    one_set = gallery is None
+    if one_set:
+        gallery, gallery_labels = query, labels
+    _, order = search_oracle(query, gallery, len(gallery) - one_set, one_set)
+    rows = []
+    for label, nearest in zip(labels, order, strict=True):
+        hits = [bool(gallery_labels[index] == label) for index in nearest]
+        r = sum(hits)
+        if r:
+            precisions = [sum(hits[: j + 1]) / (j + 1) for j in range(r) if hits[j]]
+            rows.append([hits[0], sum(hits[:r]) / r, sum(precisions) / r])
+            rows[-1] += [any(hits[:1]), any(hits[:4])]
+    means = np.mean(rows, axis=0)
+    return {**dict(zip(METRICS, means, strict=True)), "num_queries": len(rows)}
+
+
+def make_set(kind, size, dim, rng):
+    points = rng.standard_normal((size, dim))
+    if kind == "offset":
+        points = 1000 + 1e-3 * points
+    elif kind == "grid":  # ties and duplicates
+        points = np.round(0.7 * points)
+    elif kind == "collapsed":
+        points[:] = 1.0
+    elif kind == "two_heaps":  # no origin makes both small
+        points *= 1e-3
+        points[::2] += 1000
+    elif kind == "outlier":
+        points[0] *= 1e6
+    elif kind == "huge":  # squares overflow in float32
+        points = np.maximum(points, 0) * 1e25
+    elif kind == "tiny":
+        points = points * 1e-30
+    return points
+
+
+KINDS = "plain offset grid collapsed two_heaps outlier huge tiny".split()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_equals_the_loop_oracle(kind, dtype):
+    rng = np.random.default_rng(2)
+    for size, num_gallery, dim, k in ((50, 300, 4, 7), (160, 90, 17, 60)):
+        query = make_set(kind, size, dim, rng).astype(dtype)
+        gallery = make_set(kind, num_gallery, dim, rng).astype(dtype)
+        labels = rng.integers(0, 9, size) * rng.integers(0, 2, size)  # half in class 0
+        gallery_labels = rng.integers(0, 9, num_gallery)
+        for other, exclude_self in ((gallery, False), (query, True)):
+            k = min(k, len(other) - 1)
+            distances, indices = search(query, other, k, exclude_self)
+            expected = search_oracle(query, other, k, exclude_self)
+            np.testing.assert_array_equal(indices, expected[1])
+            np.testing.assert_allclose(distances, expected[0], rtol=1e-6)
+            again = search(query, other, k, exclude_self, chunk_size=13)
+            np.testing.assert_array_equal(distances, again[0])
+            np.testing.assert_array_equal(indices, again[1])
+        for arguments in ((query, labels), (query, labels, gallery, gallery_labels)):
+            result = evaluate(*arguments, metrics=METRICS)
+            expected = evaluate_oracle(*arguments)
+            assert result.pop("num_skipped") == size - expected["num_queries"]
+            assert result == pytest.approx(expected, rel=1e-12)
+
+
+@pytest.mark.parametrize("normalization", ["lip", "l2", "none"])
+def test_matches_the_reference(golden, normalization):
+    function = {"lip": lipschitz_normalize, "l2": l2_normalize, "none": tf.identity}
+    embeddings = function[normalization](golden["in/metric_emb"])
+    labels = golden["in/metric_labels"]
+    result = evaluate(embeddings, labels)
+    names = ("map_at_r", "precision_at_r", "precision_at_1")
+    expected = golden[f"out/metric_{normalization}_bsNone"]
+    np.testing.assert_allclose([result[x] for x in names], expected, rtol=2e-7)
+    # One class has a single image.
+    assert (result["num_queries"], result["num_skipped"]) == (29, 1)
+
+
+def test_matches_the_reference_with_a_gallery(golden):
+    embeddings, labels = golden["in/metric_emb"], golden["in/metric_labels"]
+    result = evaluate(embeddings[:12], labels[:12], embeddings[12:], labels[12:])
+    names = ("map_at_r", "precision_at_r", "precision_at_1")
+    for expected in ("bsNone", "bs4"):
+        expected = golden[f"out/metric_none_split12_{expected}"]
+        np.testing.assert_allclose([result[x] for x in names], expected, rtol=2e-7)
+
+
+@pytest.mark.parametrize(
+    "hits, map_at_r",
+    [
+        ([1, 0, 0], 1 / 3),  # (1/1) / 3
+        ([1, 0, 1], 5 / 9),  # (1/1 + 2/3) / 3 = 0.5556
+        ([0, 0, 1], 1 / 9),  # (1/3) / 3
+        ([1, 1, 1], 1.0),
+        ([0, 0, 0], 0.0),
+    ],
+)
+def test_by_hand(hits, map_at_r):
+    # On a line, nearest first; the hits that are missing from R = 3 are far away.
+    labels = [*hits, *[1] * (3 - sum(hits)), 0]
+    gallery = np.arange(1.0, len(labels) + 1)[:, None]
+    result = evaluate(np.zeros((1, 1)), [1], gallery, labels, metrics=METRICS)
+    assert result == pytest.approx(
+        {
+            "precision_at_1": hits[0],
+            "precision_at_r": sum(hits) / 3,
+            "map_at_r": map_at_r,
+            "recall_at_1": hits[0],
+            "recall_at_4": 1.0 if 1 in labels[:4] else 0.0,
+            "num_queries": 1,
+            "num_skipped": 0,
+        }
+    )
+    assert all(type(result[name]) is float for name in METRICS)
+    assert type(result["num_queries"]) is type(result["num_skipped"]) is int
+
+
+def test_any_chunk_size_gives_the_same_bits():
+    rng = np.random.default_rng(3)
+    embeddings = rng.standard_normal((400, 8)).astype(np.float32)
+    embeddings[50:80] = embeddings[20:50]
+    labels = np.minimum(rng.integers(0, 60, 400), 30)  # one class of half the set
+    result = evaluate(embeddings, labels, metrics=METRICS)
+    for chunk_size in (1, 7, 128, 400, 10_000):
+        assert result == evaluate(
+            embeddings, labels, metrics=METRICS, chunk_size=chunk_size
+        )
+
+
+def test_the_own_row_is_excluded_by_index():
+    # Rows 0 and 2 are equal: each finds the other, never itself; row 1 is far.
+    embeddings = np.array([[1.0, 0.0], [9.0, 0.0], [1.0, 0.0]], np.float32)
+    distances, indices = search(embeddings, embeddings, 2, exclude_self=True)
+    assert indices.tolist() == [[2, 1], [0, 2], [0, 1]]
+    assert distances.tolist() == [[0, 8], [8, 8], [0, 8]]
+    # The equal row is of another class: a miss, and not skipped as "the own row".
+    result = evaluate(embeddings, [0, 0, 1])
+    assert result["precision_at_1"] == 0.5  # row 0 finds row 2, row 1 finds row 0
+    assert result["num_skipped"] == 1
+
+
+def test_small_differences_of_long_vectors():
+    gallery = np.array([[1000, 0.001], [1000, 0], [-1000, 0]], np.float32)
+    distances, indices = search(gallery[1:2], gallery, 2)
+    assert indices.tolist() == [[1, 0]]
+    np.testing.assert_allclose(distances, [[0, 0.001]], rtol=1e-6)
+
+
+def test_strangers_of_equal_distance_come_by_index():
+    gallery = np.array([[0.0, 1.0], [1.0, 0.0], [0.0, -1.0], [-1.0, 0.0]], np.float32)
+    _, indices = search(np.zeros((1, 2), np.float32), gallery, 4)
+    assert indices.tolist() == [[0, 1, 2, 3]]
+    # With the hit among the equally near, its place decides: first or last.
+    first = evaluate(np.zeros((1, 2)), [1], gallery, [1, 0, 0, 0])
+    last = evaluate(np.zeros((1, 2)), [1], gallery, [0, 0, 0, 1])
+    assert (first["precision_at_1"], last["precision_at_1"]) == (1.0, 0.0)
+
+
+def test_large_classes_do_not_raise_what_others_pay():
+    # 6,000 rows, one class of 1,000: a depth of 999 for all would find 6 M neighbours.
+    rng = np.random.default_rng(4)
+    labels = np.concatenate([np.zeros(1000, int), 1 + np.arange(5000) // 2])
+    embeddings = rng.standard_normal((2501, 16))[labels]
+    embeddings += 0.1 * rng.standard_normal((6000, 16))
+    result = evaluate(embeddings.astype(np.float32), labels)
+    assert result["map_at_r"] > 0.9 and result["num_queries"] == 6000
+
+
+def test_no_graphs_are_traced(monkeypatch):
+    def refuse(*args, **kwargs):
+        raise RuntimeError("a graph was made")
+
+    monkeypatch.setattr(tf.Graph, "__init__", refuse)
+    rng = np.random.default_rng(5)
+    for size in (20, 33, 50):
+        evaluate(rng.standard_normal((size, 3)), np.arange(size) // 2, chunk_size=8)
+
+
+def test_all_skipped_is_an_error():
+    with pytest.raises(ValueError, match="all 3 queries are skipped"):
+        evaluate(np.eye(3), [0, 1, 2])
+    with pytest.raises(ValueError, match="all 2 queries are skipped"):
+        evaluate(np.eye(2), [0, 1], np.eye(2), [2, 3])
+
+
+@pytest.mark.parametrize(
+    "change, error, message",
+    [
+        ({"query_embeddings": np.zeros(4)}, ValueError, r"query_embeddings: .*\(4,\)"),
+        ({"query_embeddings": np.full((4, 2), np.nan)}, ValueError, "in 4 of 4 rows"),
+        ({"query_embeddings": [["a", "b"]] * 4}, TypeError, "expected floats"),
+        ({"query_labels": [0, 0, 1]}, ValueError, r"query_labels: .*shape \(4,\)"),
+        ({"query_labels": [0, 0, 1, -1]}, ValueError, "Received: -1 at position 3"),
+        ({"query_labels": [0, 0, np.nan, 1]}, ValueError, "nan at position 2"),
+        ({"query_labels": [0, 0.5, 1, 1]}, ValueError, "0.5 at position 1"),
+        ({"query_labels": list("aabb")}, TypeError, "query_labels: expected integers"),
+        ({"gallery_embeddings": np.eye(4)}, ValueError, "gallery_labels: expected"),
+        ({"gallery_labels": [1]}, ValueError, "gallery_embeddings: expected"),
+        (
+            {"gallery_embeddings": np.zeros((1, 3)), "gallery_labels": [1]},
+            ValueError,
+            r"gallery_embeddings: expected 2 columns.*\(1, 3\)",
+        ),
+        ({"metrics": ["map"]}, ValueError, "map_at_r, recall_at_<k>.*'map'"),
+        ({"metrics": ["recall_at_0"]}, ValueError, "Received: 'recall_at_0'"),
+        ({"metrics": "map_at_r"}, TypeError, "metrics: expected a list"),
+        ({"chunk_size": 0}, ValueError, "chunk_size: expected at least 1"),
+        ({"chunk_size": 2.0}, TypeError, "chunk_size: expected an integer"),
+    ],
+)
+def test_evaluate_errors_name_what_is_wrong(change, error, message):
+    arguments = {"query_embeddings": np.zeros((4, 2)), "query_labels": [0, 0, 1, 1]}
+    with pytest.raises(error, match=message):
+        evaluate(**{**arguments, **change})
+
+
+def test_search_errors_name_what_is_wrong():
+    points = np.zeros((4, 2))
+    with pytest.raises(ValueError, match="k: .*at most 4. Received: k=5"):
+        search(points, points, 5)
+    with pytest.raises(ValueError, match="k: .*at most 3. Received: k=4"):
+        search(points, points, 4, exclude_self=True)
+    with pytest.raises(ValueError, match="exclude_self: .*4 queries.*gallery of 3"):
+        search(points, points[:3], 1, exclude_self=True)
+
+
+def test_covering_radius():
+    # Class 0: -1 and 1 around their mean; class 2: one sample; class 1 is absent.
+    embeddings = np.array([[-1.0, 0.0], [1.0, 0.0], [3.0, 4.0]], np.float32)
+    labels = [0, 0, 2]
+    assert covering_radius(embeddings, labels) == 0.5  # (1 + 0) / 2
+    # Class 0: 1 is on a center, -1 is 1 from (0, 0). Class 2: ||(3, 4)|| = 5.
+    centers = np.zeros((3, 2, 2))
+    centers[0, 1] = [1.0, 0.0]
+    assert covering_radius(embeddings, labels, centers) == 3.0  # (1 + 5) / 2
+    with pytest.raises(ValueError, match="centers: .*up to 2.*Received"):
+        covering_radius(embeddings, labels, centers[:2])
+    with pytest.raises(ValueError, match="centers: expected 2 columns"):
+        covering_radius(embeddings, labels, np.zeros((3, 1, 3)))
