@@ -1,6 +1,6 @@
 """Deep metric learning with chance constraints, in TensorFlow and Keras."""
 
-from keras_ccp import datasets, losses, pipeline, retrieval
+from keras_ccp import backbones, datasets, losses, pipeline, plots, retrieval
 from keras_ccp.callback import CCPCallback
 from keras_ccp.embedder import build_embedder
 from keras_ccp.k_center import k_center_greedy
@@ -16,11 +16,13 @@ __all__ = [
     "CCPModel",
     "LipschitzNormalization",
     "ProxyBank",
+    "backbones",
     "balanced_batches",
     "build_embedder",
     "datasets",
     "k_center_greedy",
     "losses",
     "pipeline",
+    "plots",
     "retrieval",
 ]
