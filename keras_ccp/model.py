@@ -111,8 +111,7 @@ class CCPModel(keras.Model):
         """Distance of the embedder to its frozen copy.
 
         Returns:
-            Scalar (lambda / 2) * sum ||weight - frozen||^2, 0 until the first
-            snapshot.
+            Scalar (lambda / 2) * sum ||weight - frozen||^2, 0 before a snapshot.
         """
         return self.snapshot.proximal_loss()
 
@@ -276,8 +275,8 @@ class CCPModel(keras.Model):
             filepath: directory of the SavedModel: images -> normalised embeddings.
             **kwargs: further arguments of `keras.Model.export`.
         """
-        expected = self.embedder.inputs[0]
-        images = keras.Input(batch_shape=expected.shape, dtype=expected.dtype)
+        given = self.embedder.inputs[0]
+        images = keras.Input(batch_shape=given.shape, dtype=given.dtype)
         embeddings = self.normalize(self.embedder(images))
         keras.Model(images, embeddings).export(filepath, **kwargs)
 

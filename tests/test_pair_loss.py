@@ -150,8 +150,8 @@ def test_two_replicas_give_what_one_gives(name):
         (lambda: losses.MultiSimilarityLoss(beta=-1), ValueError, "beta=-1"),
         (lambda: losses.MultiSimilarityLoss(base=None), TypeError, "base=None"),
         (lambda: losses.TripletLoss(-1), ValueError, "margin=-1"),
-        (lambda: losses.get("tripplet"), ValueError, "identifier='tripplet'"),
-        (lambda: losses.get(3), TypeError, "identifier=3"),
+        (lambda: losses.get("tripplet"), ValueError, "loss='tripplet'"),
+        (lambda: losses.get(3), TypeError, "loss=3"),
         (
             lambda: losses.PairLoss().pairs([0], [[1.0]], [0], [[1.0]]),
             NotImplementedError,

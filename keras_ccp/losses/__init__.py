@@ -20,11 +20,11 @@ _BY_NAME = {
 }
 
 
-def get(identifier: PairLoss | str) -> PairLoss:
-    """Returns the pair loss that `identifier` stands for.
+def get(loss: PairLoss | str) -> PairLoss:
+    """Returns the pair loss that `loss` stands for.
 
     Args:
-        identifier: A `PairLoss` or another object with its `pairs` method, returned as
+        loss: A `PairLoss` or another object with its `pairs` method, returned as
             it is, or the name of a loss, built with its defaults: `"contrastive"`,
             `"cosine_contrastive"`, `"multi_similarity"` or `"triplet"`.
 
@@ -32,22 +32,19 @@ def get(identifier: PairLoss | str) -> PairLoss:
         A `PairLoss`.
 
     Raises:
-        TypeError: If `identifier` is neither a pair loss nor a string.
+        TypeError: If `loss` is neither a pair loss nor a string.
         ValueError: If no loss has that name.
     """
-    if callable(getattr(identifier, "pairs", None)):
-        return identifier
+    if callable(getattr(loss, "pairs", None)):
+        return loss
     names = ", ".join(f'"{name}"' for name in _BY_NAME)
-    if not isinstance(identifier, str):
+    if not isinstance(loss, str):
         raise TypeError(
-            f"`identifier` must be a PairLoss or one of {names}. "
-            f"Received: identifier={identifier!r}"
+            f"`loss` must be a PairLoss or one of {names}. Received: loss={loss!r}"
         )
-    if identifier not in _BY_NAME:
-        raise ValueError(
-            f"`identifier` must be one of {names}. Received: identifier={identifier!r}"
-        )
-    return _BY_NAME[identifier]()
+    if loss not in _BY_NAME:
+        raise ValueError(f"`loss` must be one of {names}. Received: loss={loss!r}")
+    return _BY_NAME[loss]()
 
 
 __all__ = [
