@@ -13,6 +13,7 @@ from keras_ccp.model import CCPModel
 from keras_ccp.pipeline import EvaluationData
 from keras_ccp.pool import Pool
 from keras_ccp.proxies import reset_slots
+from keras_ccp.training_data import check_image_shape
 
 logger = logging.getLogger("keras_ccp")
 
@@ -121,7 +122,7 @@ class CCPCallback(keras.callbacks.Callback):
 
     def on_train_begin(self, logs=None):
         self._reset()
-        _check_model(self.model)
+        self._check_model()
         self.model.num_projections.assign(0)
         self.model.snapshot.drop()
         # So that there is something to go back to if the first steps diverge.
@@ -130,9 +131,9 @@ class CCPCallback(keras.callbacks.Callback):
             self._choose_first_proxies()
 
     def on_epoch_end(self, epoch, logs=None):
-        metrics = self.evaluate()
+        metrics = self.evaluate() if self._is_finite() else None
         if metrics is None:
-            self._stop("the embeddings of `validation` are no longer finite")
+            self._stop("weights or embeddings are no longer finite")
             self._restore(self._best_of_run)
             return
         logs = {} if logs is None else logs
@@ -155,7 +156,7 @@ class CCPCallback(keras.callbacks.Callback):
         """Embeds the validation images and measures retrieval among them.
 
         Returns:
-            dict of `retrieval.evaluate`, or `None` if embeddings are not finite.
+            dict of `retrieval.evaluate`, or `None` where embeddings are not finite.
         """
         embeddings = self._embed(self.validation)
         if not np.isfinite(embeddings).all():
@@ -168,9 +169,16 @@ class CCPCallback(keras.callbacks.Callback):
         The best weights of the problem are restored (with `restore_on_switch`) and
         frozen, and its best proxies give way to pool images that K-Center chooses
         to cover what they do not.
+
+        Raises:
+            ValueError: if the model has no proxies.
         """
-        best = self._best_of_problem
         bank = self.model.proxy_bank
+        if bank is None:
+            raise ValueError(
+                "`switch` needs a model with proxies. Received: proxies_per_class=0"
+            )
+        best = self._best_of_problem
         current = self.model.embedder.get_weights()
         self._restore(best)
         self.model.take_snapshot()
@@ -200,6 +208,24 @@ class CCPCallback(keras.callbacks.Callback):
     def _may_switch(self) -> bool:
         limit = self.max_projections
         return limit is None or self.num_projections < limit
+
+    def _check_model(self) -> None:
+        if not isinstance(self.model, CCPModel):
+            raise TypeError(
+                "CCPCallback needs a `CCPModel`. "
+                f"Received: type(model)={type(self.model).__name__}"
+            )
+        for name, data in (("pool", self.pool.data), ("validation", self.validation)):
+            check_image_shape(name, data.image_shape, self.model.image_shape)
+        if not self._is_finite():
+            raise ValueError(
+                "The model's weights must be finite at the start of the training. "
+                "Received: NaN or infinity; build or load the model anew"
+            )
+
+    def _is_finite(self) -> bool:
+        # Not the embeddings alone: ReLU turns the NaN of broken weights into zeros.
+        return all(np.isfinite(weight).all() for weight in self.model.get_weights())
 
     def _choose_first_proxies(self) -> None:
         self.pool.check(self.model.proxy_bank)
@@ -252,12 +278,5 @@ class CCPCallback(keras.callbacks.Callback):
 
     def _assign_proxies(self, proxies: np.ndarray) -> None:
         self.model.proxy_bank.assign(proxies)
-        reset_slots(self.model.optimizer, self.model.proxy_bank.proxies)
-
-
-def _check_model(model: Any) -> None:
-    if not isinstance(model, CCPModel):
-        raise TypeError(
-            "CCPCallback needs a `CCPModel`. "
-            f"Received: type(model)={type(model).__name__}"
-        )
+        if self.model.optimizer is not None:
+            reset_slots(self.model.optimizer, self.model.proxy_bank.proxies)

@@ -36,8 +36,9 @@ def build_embedder(
         Functional `keras.Model`, images -> `(batch, embedding_dim)` float32.
 
     Raises:
-        ValueError: if the backbone does not give a feature map, or an argument
-            has a value that does not exist.
+        ValueError: if the backbone does not map one tensor to one feature map, an
+            argument has a value that does not exist, or the feature map has no fixed
+            size for `"flatten"`.
     """
     if not getattr(backbone, "inputs", None):
         raise ValueError(
@@ -45,6 +46,7 @@ def build_embedder(
             "input is known. Start it with keras.Input(shape=(height, width, "
             f"channels)). Received: backbone={backbone!r}"
         )
+    _check_one_tensor("backbone", backbone)
     if len(backbone.output_shape) != 4:
         raise ValueError(
             "`backbone` must give a feature map of shape (batch, height, width, "
@@ -55,6 +57,12 @@ def build_embedder(
     if pooling not in _POOLINGS:
         raise ValueError(
             f"`pooling` must be one of {_POOLINGS}. Received: pooling={pooling!r}"
+        )
+    if pooling == "flatten" and None in backbone.output_shape[1:]:
+        raise ValueError(
+            '`pooling` must not be "flatten" where the size of the feature map is not '
+            "known: give the backbone's keras.Input a height and a width. "
+            f"Received: backbone.output_shape={backbone.output_shape}"
         )
     inputs = keras.Input(
         batch_shape=backbone.inputs[0].shape, dtype=backbone.inputs[0].dtype
@@ -82,6 +90,24 @@ def _pool(features, pooling: str):
     )
 
 
+def _check_one_tensor(name: str, model: keras.Model) -> None:
+    """Raises unless a built model maps one tensor to one, neither of them in a dict."""
+    if isinstance(model, keras.Sequential):  # `input` would need a call
+        (given,), result = model.inputs, model.outputs
+        result = result[0] if len(result) == 1 else result
+    else:
+        given, result = model.input, model.output
+    if isinstance(given, (list, tuple)) and len(given) == 1:
+        (given,) = given  # Keras takes a tensor for it
+    for side, parts in (("input", given), ("output", result)):
+        if isinstance(parts, (dict, list, tuple)):
+            raise ValueError(
+                f"`{name}` must have one {side} that is a tensor: make a "
+                "keras.Model(inputs, outputs) of the tensors that count. "
+                f"Received: {len(parts)} {side}s as a {type(parts).__name__}"
+            )
+
+
 def check_embedder(embedder: keras.Model) -> None:
     """Raises if a model cannot be trained as an embedder.
 
@@ -90,7 +116,8 @@ def check_embedder(embedder: keras.Model) -> None:
 
     Raises:
         TypeError: if it is not a Functional or Sequential model.
-        ValueError: if it is not built, or does not give one vector an image.
+        ValueError: if it is not built, or does not map one tensor of images to one
+            vector an image.
     """
     if isinstance(embedder, keras.Sequential) and not embedder.built:
         raise ValueError(
@@ -103,8 +130,9 @@ def check_embedder(embedder: keras.Model) -> None:
             "as keras.Model(inputs, outputs). Received: "
             f"type(embedder)={type(embedder).__name__}"
         )
-    if len(embedder.inputs) != 1 or len(embedder.output_shape) != 2:
+    _check_one_tensor("embedder", embedder)
+    if len(embedder.output_shape) != 2:
         raise ValueError(
-            "`embedder` must take one input and give one vector an image. Received: "
-            f"{len(embedder.inputs)} inputs, output_shape={embedder.output_shape}"
+            "`embedder` must give one vector an image. "
+            f"Received: output_shape={embedder.output_shape}"
         )

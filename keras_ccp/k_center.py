@@ -5,6 +5,8 @@ Source: "Deep Metric Learning with Chance Constraints" (arXiv 2209.09060), Algor
 
 import numpy as np
 
+from keras_ccp.arguments import as_array, as_floats, check_finite, check_int
+
 # Classes handled at once: keeps the working set in cache and the memory flat.
 _CHUNK_BYTES = 2**22
 _UNIT_ROUNDOFF = 2.0**-24
@@ -32,32 +34,34 @@ def k_center_greedy(
             already. `num_covered` may be 0: the first candidate is then the first pick.
         num_centers: int, picks per class, at least 1.
         mask: `(num_classes, pool_size)` booleans, `False` for padding that must not be
-            picked. Defaults to `None`: every candidate is real.
+            picked and may hold anything, NaN too. Defaults to `None`: every candidate
+            is real.
 
     Returns:
         `(num_classes, num_centers)` int64 array of indices into axis 1 of `candidates`.
 
     Raises:
-        ValueError: for wrong shapes, values that are not finite, `num_centers` below 1,
-            or a class without a single real candidate.
+        ValueError: for wrong shapes, real candidates or covered points that are not
+            finite, `num_centers` below 1, or a class without a single real candidate.
+        TypeError: for points that are no real numbers or a `num_centers` that is no
+            integer.
     """
     candidates = _as_points("candidates", candidates)
     covered = _as_points("covered", covered)
-    if isinstance(num_centers, bool) or int(num_centers) != num_centers:
-        raise ValueError(
-            f"num_centers: expected an integer. Received: num_centers={num_centers}"
-        )
-    if num_centers < 1:
-        raise ValueError(
-            f"num_centers: expected at least 1. Received: num_centers={num_centers}"
-        )
+    check_int("num_centers", num_centers, minimum=1)
     num_classes, pool_size, dim = candidates.shape
     if covered.shape[0] != num_classes or covered.shape[2] != dim:
         raise ValueError(
-            f"covered: expected shape ({num_classes}, num_covered, {dim}) to go with "
-            f"candidates. Received: covered.shape={covered.shape}"
+            f"`covered` must have shape ({num_classes}, num_covered, {dim}) to go with "
+            f"`candidates`. Received: covered.shape={covered.shape}"
         )
     mask = _as_mask(mask, (num_classes, pool_size))
+    if not mask.all():
+        # Padding becomes a copy of a real candidate, which changes nothing.
+        first = candidates[np.arange(num_classes), mask.argmax(axis=1)]
+        candidates = np.where(mask[:, :, None], candidates, first[:, None])
+    check_finite("candidates", candidates, "classes")
+    check_finite("covered", covered, "classes")
 
     num_centers = int(num_centers)
     picks = np.empty((num_classes, num_centers), np.int64)
@@ -72,43 +76,26 @@ def k_center_greedy(
 
 
 def _as_points(name, points):
-    points = np.asarray(points)
+    points = as_floats(name, points)
     if points.ndim != 3:
         raise ValueError(
-            f"{name}: expected rank 3, (num_classes, num_points, dim). "
+            f"`{name}` must have rank 3, (num_classes, num_points, dim). "
             f"Received: {name}.shape={points.shape}"
         )
-    if points.dtype not in (np.float32, np.float64):
-        # float16 is exact in float32; integers are exact in float64.
-        small_float = points.dtype.kind != "i" and points.dtype.itemsize <= 2
-        points = points.astype(np.float32 if small_float else np.float64)
-    # Class by class would be slow and all at once would copy: the sum is finite unless
-    # a value is not, or it overflows, and only then is it worth looking closer.
-    with np.errstate(over="ignore", invalid="ignore"):
-        suspicious = not np.isfinite(points.sum())
-    if suspicious:
-        bad = np.flatnonzero(~np.isfinite(points).all(axis=(1, 2)))
-        if bad.size:
-            raise ValueError(
-                f"{name}: expected finite values. Received: values that are not finite "
-                f"in {bad.size} of {len(points)} classes, the first is class {bad[0]}"
-            )
     return points
 
 
 def _as_mask(mask, shape):
-    if mask is None:
-        mask = np.ones(shape, bool)
-    mask = np.asarray(mask)
+    mask = np.ones(shape, bool) if mask is None else as_array("mask", mask)
     if mask.shape != shape or mask.dtype != bool:
         raise ValueError(
-            f"mask: expected booleans of shape {shape}. "
+            f"`mask` must be booleans of shape {shape}. "
             f"Received: mask.shape={mask.shape}, mask.dtype={mask.dtype}"
         )
     empty = np.flatnonzero(~mask.any(axis=1))
     if empty.size:
         raise ValueError(
-            "candidates: expected at least one real candidate in every class. "
+            "`candidates` must have at least one real candidate in every class. "
             f"Received: none in {empty.size} classes, the first is class {empty[0]}"
         )
     return mask
@@ -161,6 +148,10 @@ def _direct_distances(candidates, covered):
     """The same distances from float64 differences, a class at a time."""
     num_classes, pool_size, _ = candidates.shape
     points = np.concatenate([candidates, covered], axis=1).astype(np.float64)
+    # A power of two is exact and keeps the squares of any class from overflow; those
+    # of small differences, beside large ones, are farthest from underflow.
+    _, exponent = np.frexp(np.abs(points).max(axis=(1, 2), keepdims=True, initial=0))
+    points = np.ldexp(points, 480 - exponent)
     distances = np.empty((num_classes, pool_size, points.shape[1]))
     for row in range(pool_size):
         difference = points[:, row, None] - points

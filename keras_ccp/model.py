@@ -1,29 +1,21 @@
 """CCPModel: an embedder trained against class proxies and a frozen copy of itself."""
 
 import os
-from typing import Any
 
 import keras
 import tensorflow as tf
 
-from keras_ccp import distribute, losses, retrieval
-from keras_ccp.arguments import check_int, check_number
+from keras_ccp import distribute, losses
+from keras_ccp.arguments import check_int, check_number, refuse_sample_weight
 from keras_ccp.embedder import check_embedder
 from keras_ccp.layers import normalization_layer
-from keras_ccp.pipeline import EvaluationData
 from keras_ccp.proxies import ProxyBank
 from keras_ccp.snapshot import Snapshot
-from keras_ccp.training_data import (
-    EndOfData,
-    checked_training_data,
-    label_errors,
-    refuse_endless_epoch,
-    refuse_sample_weight,
-)
+from keras_ccp.trainer import Trainer
 
 
 @keras.saving.register_keras_serializable(package="keras_ccp")
-class CCPModel(keras.Model):
+class CCPModel(Trainer):
     r"""Trains an embedder by one problem of chance constrained programming.
 
     One step minimises, over the embedder's weights and the proxies,
@@ -164,13 +156,7 @@ class CCPModel(keras.Model):
         self.optimizer.apply_gradients(zip(gradients, weights, strict=True))
         return self.compute_metrics(images, labels, embeddings)
 
-    def test_step(self, data):
-        raise ValueError(
-            "The loss is not defined on classes without proxies: use model.evaluate("
-            "images, labels), which reports retrieval metrics"
-        )
-
-    # ==== Keras entry points ====
+    # ==== Compile, config and export ====
 
     def compile(
         self,
@@ -191,82 +177,28 @@ class CCPModel(keras.Model):
         """
         loss = losses.get(loss)
         losses.check_rows(loss, self.embedder.output_shape[-1])
+        for argument in ("loss_weights", "weighted_metrics"):
+            if kwargs.get(argument) is not None:
+                raise ValueError(
+                    f"`{argument}` is not supported: there is one loss, over pairs. "
+                    f"Received: {argument}={kwargs[argument]!r}"
+                )
         super().compile(optimizer=optimizer, loss=loss, **kwargs)
-
-    def compile_from_config(self, config):
-        self.compile(**keras.saving.deserialize_keras_object(config))
         self.optimizer.build(self.trainable_variables)
 
-    def fit(
-        self, x: Any = None, y: Any = None, *args, callbacks: Any = None, **kwargs
-    ) -> keras.callbacks.History:
-        """Trains the model, as `keras.Model.fit` does.
+    def compile_from_config(self, config):
+        config = keras.saving.deserialize_keras_object(config)
+        self.compile(**{k: v for k, v in config.items() if v is not None})
 
-        Data are checked first. `CCPCallback` runs before the other callbacks, which
-        find its values in their logs.
+    @property
+    def image_shape(self) -> tuple:
+        """Shape of one image, `None` where it is free."""
+        return self.embedder.input_shape[1:]
 
-        Args:
-            x: images, or batches of `(images, labels)` as `balanced_batches` gives.
-            y: `(n,)` integer labels where `x` is an array of images.
-            *args: further arguments of `keras.Model.fit`.
-            callbacks: list of Keras callbacks.
-            **kwargs: further arguments of `keras.Model.fit`.
-
-        Returns:
-            `keras.callbacks.History`.
-
-        Raises:
-            TypeError: if the data have no labels.
-            ValueError: if labels do not fit, sample weights are given, or the data
-                end before the epoch does.
-        """
-        for argument in ("sample_weight", "class_weight"):
-            refuse_sample_weight(kwargs.get(argument), argument)
-        bound = self.num_classes if self.proxy_bank is not None else None
-        x, y = checked_training_data(x, y, bound, self.embedder.input_shape[1:])
-        refuse_endless_epoch(x, kwargs.get("steps_per_epoch"))
-        if y is None and not isinstance(x, keras.utils.PyDataset):
-            # Keras' default would warn that it cannot shuffle a stream.
-            kwargs.setdefault("shuffle", False)
-        if self.optimizer is not None and not self.optimizer.built:
-            # All slots at once: weights unfrozen later need theirs, too.
-            self.optimizer.build(self.trainable_variables)
-        end_of_data = EndOfData()
-        callbacks = [*keras.tree.flatten(callbacks or []), end_of_data]
-        callbacks.sort(key=lambda callback: not getattr(callback, "runs_first", False))
-        with label_errors():
-            history = super().fit(x, y, *args, callbacks=callbacks, **kwargs)
-        if end_of_data.message:
-            raise ValueError(end_of_data.message)
-        return history
-
-    def evaluate(self, x: Any = None, y: Any = None, **kwargs) -> dict:
-        """Retrieval metrics of images among themselves, of any classes.
-
-        Args:
-            x: images, a `Dataset`, or a finite batched `tf.data.Dataset` of
-                `(images, labels)`.
-            y: `(n,)` integer labels where `x` is an array of images.
-            **kwargs: other arguments of `keras.Model.evaluate`; not used.
-
-        Returns:
-            dict of `retrieval.evaluate`: `precision_at_1`, `precision_at_r`,
-            `map_at_r`, `num_queries`, `num_skipped`.
-
-        Raises:
-            ValueError: if sample weights or steps are given, or labels do not fit.
-        """
-        refuse_sample_weight(kwargs.get("sample_weight"))
-        if kwargs.get("steps") is not None:
-            raise ValueError(
-                "`steps` must be None, since retrieval needs every image; pass fewer "
-                f"images instead. Received: steps={kwargs['steps']!r}"
-            )
-        data = EvaluationData(x if y is None else (x, y), "x")
-        embeddings = self.predict(data.batches(), verbose=0)
-        return retrieval.evaluate(embeddings, data.labels)
-
-    # ==== Config and export ====
+    @property
+    def label_bound(self) -> int | None:
+        """Number that labels stay below, `None` without proxies."""
+        return None if self.proxy_bank is None else self.num_classes
 
     def export(self, filepath: str | os.PathLike, **kwargs) -> None:
         """Writes the embedder, without proxies, for serving.

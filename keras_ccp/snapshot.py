@@ -7,9 +7,11 @@ import tensorflow as tf
 class Snapshot(keras.layers.Layer):
     """Frozen copy of a model's trainable weights, where the last problem converged.
 
+    All weights that can be trained are covered, also those of layers that are frozen
+    for a while; statistics such as those of batch normalisation are not.
+
     Args:
-        model: built `keras.Model`. The weights that are trainable now are the ones
-            of which a copy is kept, also if some of them are frozen for a while.
+        model: built `keras.Model`.
         proximal_weight: float, lambda.
         **kwargs: `name` and the other arguments of a Keras layer.
     """
@@ -17,7 +19,7 @@ class Snapshot(keras.layers.Layer):
     def __init__(self, model: keras.Model, proximal_weight: float, **kwargs):
         super().__init__(dtype="float32", trainable=False, **kwargs)
         self.proximal_weight = proximal_weight
-        weights = model.trainable_weights
+        weights = _trainable_by_nature(model)
         self.frozen_weights = [
             self.add_weight(shape=weight.shape, initializer="zeros", trainable=False)
             for weight in weights
@@ -52,3 +54,17 @@ class Snapshot(keras.layers.Layer):
 
     def _pairs(self):
         return zip(self._model_weights(), self.frozen_weights, strict=True)
+
+
+def _trainable_by_nature(model: keras.Model) -> list[keras.Variable]:
+    """The model's `trainable_weights` as if no layer were frozen.
+
+    Keras has no public name for it: `trainable_weights` follows the layers' current
+    `trainable`, and a copy that did would not load again after a layer was unfrozen.
+    """
+    by_nature = {
+        id(weight)
+        for layer in model._flatten_layers()
+        for weight in layer._trainable_variables
+    }
+    return [weight for weight in model.weights if id(weight) in by_nature]

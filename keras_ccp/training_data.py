@@ -10,9 +10,11 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from keras_ccp.arguments import check_finite, refuse_sample_weight
 from keras_ccp.datasets import check_labels
 
-_MARK = "keras_ccp-labels:"
+# Around the messages that have to pass through TensorFlow.
+_MARK = "<keras_ccp>"
 
 
 def checked_training_data(
@@ -40,9 +42,17 @@ def checked_training_data(
         ValueError: if a label is negative or too large, sample weights are given,
             or a source has no batch.
     """
+    is_stream = isinstance(
+        x, (tf.data.Dataset, types.GeneratorType, keras.utils.PyDataset)
+    )
     if y is not None:
+        if is_stream:
+            raise TypeError(
+                "`y` must be left out where `x` brings the labels. Received: "
+                f"type(x)={type(x).__name__}, type(y)={type(y).__name__}"
+            )
         _check_images(x, input_shape)
-        _check_labels(y, num_classes)
+        y = _checked_labels(y, num_classes)
         if len(x) != len(y):
             raise ValueError(
                 "`x` and `y` must have the same length. "
@@ -58,10 +68,11 @@ def checked_training_data(
         return _checked_generator(first, x, num_classes, input_shape), None
     if isinstance(x, keras.utils.PyDataset):
         _check_batch(x[0] if x.num_batches != 0 else None, num_classes, input_shape)
-        return x, None
+        return _CheckedPyDataset(x, num_classes, input_shape), None
     raise TypeError(
         "`y` must be given with `x` unless `x` is a tf.data.Dataset, a generator or "
-        f"a PyDataset of (images, labels). Received: type(x)={type(x).__name__}, y=None"
+        "a PyDataset of (images, labels); balanced_batches makes one of a Dataset. "
+        f"Received: type(x)={type(x).__name__}, y=None"
     )
 
 
@@ -70,79 +81,18 @@ def label_errors() -> Iterator[None]:
     """Raises what TensorFlow reports of a bad label as one plain `ValueError`."""
     try:
         yield
-    except tf.errors.InvalidArgumentError as error:
+    except (tf.errors.OpError, ValueError) as error:
         if _MARK not in str(error):
             raise
-        message = str(error).split(_MARK, 1)[1].split("\n", 1)[0].strip()
-        raise ValueError(message) from None
-
-
-def refuse_sample_weight(weight: Any, argument: str = "sample_weight") -> None:
-    """Raises if sample weights are given.
-
-    Args:
-        weight: what was passed; only `None` is right.
-        argument: name of the argument, for the message.
-
-    Raises:
-        ValueError: if `weight` is not `None`.
-    """
-    if weight is not None:
-        raise ValueError(
-            f"`{argument}` is not supported: the loss compares pairs, so a sample has "
-            f"no loss of its own. Received: type({argument})={type(weight).__name__}; "
-            "draw samples more often instead"
-        )
-
-
-def refuse_endless_epoch(x: Any, steps_per_epoch: int | None) -> None:
-    """Raises if the end of an epoch is nowhere.
-
-    Args:
-        x: training data.
-        steps_per_epoch: int, or `None` for as many steps as there are data.
-
-    Raises:
-        ValueError: if the data are endless and there is no number of steps.
-    """
-    endless = isinstance(x, tf.data.Dataset) and (
-        x.cardinality() == tf.data.INFINITE_CARDINALITY
-    )
-    if endless and steps_per_epoch is None:
-        raise ValueError(
-            "`steps_per_epoch` must be given with endless data such as "
-            "balanced_batches, e.g. steps_per_epoch=25. Received: steps_per_epoch=None"
-        )
-
-
-class EndOfData(keras.callbacks.Callback):
-    """Stops the training in good order where Keras would go on without data."""
-
-    message = None
-
-    def on_epoch_begin(self, epoch, logs=None):
-        self._batches = 0
-
-    def on_train_batch_end(self, batch, logs=None):
-        # `batch` is the last of several when steps_per_execution is set.
-        self._batches = batch + 1
-
-    def on_epoch_end(self, epoch, logs=None):
-        steps = self.params.get("steps") or 1
-        if self._batches < steps and not self.model.stop_training:
-            self.message = (
-                f"`x` must give data for {steps} steps in each epoch. Received: its "
-                f"end after {self._batches} steps of epoch {epoch + 1}; training was "
-                "stopped there. Use .repeat(), balanced_batches or fewer steps"
-            )
-            self.model.stop_training = True
+        message = str(error).split(_MARK)[-2]
+        raise ValueError(message.strip()) from None
 
 
 def _range(num_classes: int | None) -> str:
     return "0 or more" if num_classes is None else f"from 0 to {num_classes - 1}"
 
 
-def _check_labels(labels: Any, num_classes: int | None) -> None:
+def _checked_labels(labels: Any, num_classes: int | None) -> np.ndarray:
     labels = check_labels(labels, "y")
     if num_classes is not None and labels.max() >= num_classes:
         raise ValueError(
@@ -150,6 +100,7 @@ def _check_labels(labels: Any, num_classes: int | None) -> None:
             f"Received: label {labels.max()} in row {labels.argmax()}; "
             "keras_ccp.datasets.Dataset numbers classes 0..C-1"
         )
+    return labels
 
 
 def _check_images(images: Any, input_shape: tuple | None) -> None:
@@ -160,17 +111,33 @@ def _check_images(images: Any, input_shape: tuple | None) -> None:
             "`x` must be one array of images of the same size; resize them first. "
             f"Received: type(x)={type(images).__name__}"
         )
-    given = tuple(shape)[1:]
-    if input_shape is None or None in given:
+    check_image_shape("x", tuple(shape)[1:], input_shape)
+    if isinstance(images, np.ndarray):
+        check_finite("x", images)
+
+
+def check_image_shape(name: str, shape: tuple, input_shape: tuple | None) -> None:
+    """Raises if images do not fit the embedder.
+
+    Args:
+        name: Name of the argument.
+        shape: shape of one image, `None` where unknown.
+        input_shape: shape of the embedder's input, `None` where free, or `None` for
+            no check.
+
+    Raises:
+        ValueError: if they differ.
+    """
+    if input_shape is None:
         return
-    fits = len(given) == len(input_shape) and all(
-        expected in (None, actual)
-        for expected, actual in zip(input_shape, given, strict=True)
+    fits = len(shape) == len(input_shape) and all(
+        None in (expected, given) or expected == given
+        for expected, given in zip(input_shape, shape, strict=True)
     )
     if not fits:
         raise ValueError(
-            f"`x` must hold images of shape {input_shape}, the embedder's input. "
-            f"Received: x.shape={tuple(shape)}"
+            f"`{name}` must hold images of shape {tuple(input_shape)}, the embedder's "
+            f"input. Received: images of shape {tuple(shape)}"
         )
 
 
@@ -196,7 +163,7 @@ def _check_batch(
             "Received: single (image, label) elements"
         )
     _check_images(images, input_shape)
-    _check_labels(labels, num_classes)
+    _checked_labels(labels, num_classes)
 
 
 def _graph_checked(batch: tuple, num_classes: int | None) -> tuple:
@@ -207,16 +174,52 @@ def _graph_checked(batch: tuple, num_classes: int | None) -> tuple:
         fits &= tf.reduce_all(labels < tf.cast(num_classes, labels.dtype))
     message = (
         f"{_MARK} `y` must hold integer labels {_range(num_classes)} "
-        f"(num_classes={num_classes}). Received: a batch with a label outside"
+        f"(num_classes={num_classes}). Received: a batch with a label outside{_MARK}"
     )
     with tf.control_dependencies([tf.debugging.Assert(fits, [message])]):
         labels = tf.identity(labels)
     return (images, labels, *rest)
 
 
+def _marked_check(batch: Any, num_classes: int | None, input_shape: tuple) -> None:
+    # TensorFlow reads these sources in a function of its own, and wraps the error.
+    try:
+        _check_batch(batch, num_classes, input_shape)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{_MARK}{error}{_MARK}") from error
+
+
 def _checked_generator(
     first: Any, rest: Any, num_classes: int | None, input_shape: tuple | None
 ) -> Any:
     for batch in itertools.chain([first], rest):
-        _check_batch(batch, num_classes, input_shape)
+        _marked_check(batch, num_classes, input_shape)
         yield batch
+
+
+class _CheckedPyDataset(keras.utils.PyDataset):
+    """Another PyDataset, each batch of which is checked."""
+
+    def __init__(self, dataset, num_classes, input_shape):
+        super().__init__(
+            workers=dataset.workers,
+            use_multiprocessing=dataset.use_multiprocessing,
+            max_queue_size=dataset.max_queue_size,
+        )
+        self._dataset = dataset
+        self._limits = num_classes, input_shape
+
+    @property
+    def num_batches(self):
+        return self._dataset.num_batches
+
+    def __getitem__(self, index):
+        batch = self._dataset[index]
+        _marked_check(batch, *self._limits)
+        return batch
+
+    def on_epoch_begin(self):
+        self._dataset.on_epoch_begin()
+
+    def on_epoch_end(self):
+        self._dataset.on_epoch_end()

@@ -364,6 +364,8 @@ def test_pairwise_model_is_evaluated_and_never_switches():
     callback, _, history = fitted(model=model)
     assert max(history.history["projection"]) == 0
     assert callback.evaluate()["map_at_r"] == max(history.history["val_map_at_r"])
+    with pytest.raises(ValueError, match="`switch` needs a model with proxies"):
+        callback.switch()
 
 
 def test_starting_proxies_are_pool_embeddings():
@@ -424,7 +426,51 @@ def test_embeddings_not_finite_at_the_start_are_refused():
     model.embedder.layers[-2].kernel.assign(np.full((4, 5), np.nan))
     callback = CCPCallback(train, validation)
     callback.set_model(model)
+    with pytest.raises(ValueError, match="weights must be finite"):
+        callback.on_train_begin()
+
+
+def test_embeddings_not_finite_with_finite_weights_are_refused():
+    inputs = keras.Input((8, 8, 3))
+    features = keras.layers.Lambda(lambda x: x / 0.0)(inputs)
+    embedder = build_embedder(keras.Model(inputs, features), embedding_dim=5)
+    callback = CCPCallback(*color_data().split_classes(4))
+    callback.set_model(CCPModel(embedder, 4, 2))
     with pytest.raises(ValueError, match="`pool` must have finite embeddings"):
+        callback.on_train_begin()
+
+
+@pytest.mark.parametrize("proxies_per_class", [0, 2])
+def test_broken_weights_behind_a_relu_are_seen(proxies_per_class, caplog):
+    """ReLU makes zeros of NaN, so that the embeddings look finite."""
+    train, validation = color_data().split_classes(4)
+    model = color_model(proxies_per_class=proxies_per_class)
+    convolution = model.embedder.layers[1].layers[2]
+    convolution.bias.assign(np.full(4, np.nan))
+    callback = CCPCallback(train, validation)
+    callback.set_model(model)
+    with pytest.raises(ValueError, match="weights must be finite"):
+        callback.on_train_begin()
+
+    class Poison(keras.callbacks.Callback):
+        def on_epoch_begin(self, epoch, logs=None):
+            if epoch == 1:
+                layer = self.model.embedder.layers[1].layers[2]
+                layer.bias.assign(np.full(4, np.nan))
+
+    model = color_model(proxies_per_class=proxies_per_class)
+    _, _, history = fitted(model=model, callbacks=[Poison()])
+    assert len(history.epoch) == 2
+    assert "no longer finite" in caplog.text
+    assert all(np.isfinite(w).all() for w in model.get_weights())
+
+
+def test_images_must_fit_the_embedder():
+    train, validation = color_data().split_classes(4)
+    small = (validation.images[:, :4, :4], validation.labels)
+    callback = CCPCallback(train, small)
+    callback.set_model(color_model())
+    with pytest.raises(ValueError, match=r"`validation` .* shape \(8, 8, 3\)"):
         callback.on_train_begin()
 
 

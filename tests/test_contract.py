@@ -29,8 +29,9 @@ LAYERS = [
     {"callback", "plots"},
     {"pool"},
     {"model"},
+    {"trainer"},
     {"losses", "proxies", "embedder", "retrieval", "index", "pipeline"}
-    | {"snapshot", "training_data"},
+    | {"snapshot", "training_data", "fit_checks"},
     {"layers", "distribute", "k_center", "backbones", "datasets"},
     {"arguments"},
 ]
@@ -369,8 +370,8 @@ def public_keras_classes():
                 and issubclass(member, (keras.layers.Layer, keras.losses.Loss))
                 and member.__module__ == module.name
                 and not name.startswith("_")
-                # A part of CCPModel, which makes it anew from its own config.
-                and name != "Snapshot"
+                # Parts of CCPModel, which makes them anew from its own config.
+                and name not in ("Snapshot", "Trainer")
             ):
                 classes[name] = member
     return classes

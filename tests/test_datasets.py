@@ -61,7 +61,18 @@ def test_map_labels(labels, ids, originals):
         (["a", 1], TypeError, "Received: y of type int, str"),
         ([{}, {}], TypeError, "Received: y of type dict"),
         ([], ValueError, "`y` must hold at least one label"),
-        (3, ValueError, "Received: y of shape ()"),
+        (3, TypeError, "`y` must be an array or a list of labels. Received: y of type"),
+        (None, TypeError, "Received: y of type NoneType"),
+        ({0, 1}, TypeError, "Received: y of type set"),
+        ({0: 1}, TypeError, "Received: y of type dict"),
+        ((i for i in (0, 1)), TypeError, "Received: y of type generator"),
+        ("ab", TypeError, "Received: y of type str"),
+        ([b"a", b"\xff"], ValueError, "`y` must be UTF-8 where they are bytes"),
+        (np.array([0, 1e300]), ValueError, "`y` must be below 2**53 to be exact as fl"),
+        (np.array([0, 2.0**53]), ValueError, "Received: 9007199254740992.0 in row 1"),
+        (np.float32([0, 2**24]), ValueError, "below 2**24 to be exact as float32"),
+        (np.float16([0, 2**11]), ValueError, "below 2**11 to be exact as float16"),
+        ([0, 2**70], ValueError, "`y` must fit 64 bits"),
         (np.eye(3), ValueError, "np.argmax(..., axis=1)"),
     ],
 )
@@ -146,6 +157,21 @@ def test_dataset_accepts_a_list_of_equal_images():
         ((images(2), [0, 1, 1]), ValueError, "Received: 2 images and 3 labels"),
         ((images(2), [0, -1]), ValueError, "`labels` must not be negative"),
         ((images(2), [0, 1], ["a"]), ValueError, "Received: 1 names for 2 classes"),
+        ((images(2), [0, 1], ["a", "a"]), ValueError, "Received: 'a' 2 times"),
+        ((images(2), [0, 1], [1, "1"]), ValueError, "`class_names` must differ"),
+        ((images(2), [0, 1], {"a", "b"}), TypeError, "class_names of type set"),
+        ((images(2), [0, 1], {"a": 0, "b": 1}), TypeError, "class_names of type dict"),
+        ((images(2), [0, 1], "ab"), TypeError, "`class_names` must be a list of names"),
+        ((images(2), [0, 1], iter("ab")), TypeError, "class_names of type str_"),
+        ((images(2), [0, 1], 5), TypeError, "class_names of type int"),
+        ((images(2), None), TypeError, "`labels` must be an array or a list"),
+        ((images(2), np.array([0, 1e300])), ValueError, "`labels` must be below 2**53"),
+        (
+            (np.float32([1, np.nan, 2, -np.inf]).reshape(4, 1, 1, 1), [0, 0, 1, 1]),
+            ValueError,
+            "`images` must be finite; leave out or mend what is not. "
+            "Received: NaN or infinity in 2 of 4 images, the first at 1",
+        ),
     ],
 )
 def test_dataset_refuses(arguments, error, message):
@@ -201,6 +227,25 @@ def test_split_class_ids_refuses_an_empty_side(size):
     message = f"Received: fraction_or_count={size}"
     with pytest.raises(ValueError, match=re.escape(message)):
         split_class_ids(5, size)
+
+
+def test_large_finite_images_are_accepted():
+    large = np.full((9, 2, 2, 1), 6e4, np.float16)  # their sum is not finite
+    assert len(Dataset(large, np.arange(9))) == 9
+
+
+@pytest.mark.parametrize(
+    ("seed", "error"), [(-1, ValueError), ("a", TypeError), (1.5, TypeError)]
+)
+def test_split_refuses_a_seed(seed, error):
+    with pytest.raises(error, match=f"`seed` must be .*Received: seed={seed!r}"):
+        Dataset(images(3), [0, 1, 2]).split_classes(1, seed)
+
+
+@pytest.mark.parametrize("size", [1, 0.5])
+def test_a_single_class_cannot_be_split(size):
+    with pytest.raises(ValueError, match="a single class cannot be split"):
+        Dataset(images(3), [0, 0, 0]).split_classes(size)
 
 
 @pytest.mark.parametrize("size", ["0.5", None, True])

@@ -6,6 +6,7 @@ import pytest
 
 from keras_ccp import build_embedder
 from keras_ccp.backbones import resnet20_v2
+from keras_ccp.embedder import check_embedder
 
 
 def identity_backbone(shape=(2, 2, 3), dtype="float32"):
@@ -77,6 +78,47 @@ def test_output_is_float32_under_mixed_precision():
 def test_bad_arguments_are_refused(arguments, message):
     with pytest.raises(ValueError, match=message):
         build_embedder(**{"backbone": identity_backbone(), **arguments})
+
+
+def several(outputs):
+    """Models of more than one tensor in or out, or of one in a dict or list."""
+    image, other = (keras.Input((4, 4, 3), name=name) for name in ("image", "other"))
+    result = outputs(image)
+    both = outputs(keras.layers.Add()([image, other]))
+    two = keras.Model(image, [result, outputs(image)])
+    return [
+        ("input", keras.Model([image, other], both)),
+        ("input", keras.Model({"image": image}, result)),
+        ("output", two),
+        ("output", keras.Model(image, {"a": result})),
+        ("output", keras.Model(image, [result])),
+        ("output", keras.Sequential([keras.Input((4, 4, 3)), two])),
+    ]
+
+
+@pytest.mark.parametrize("case", range(6))
+def test_backbone_and_embedder_map_one_tensor_to_one(case):
+    side, backbone = several(lambda x: keras.layers.Conv2D(2, 1)(x))[case]
+    with pytest.raises(ValueError, match=f"`backbone` must have one {side} that is"):
+        build_embedder(backbone)
+    side, embedder = several(lambda x: keras.layers.GlobalMaxPooling2D()(x))[case]
+    with pytest.raises(ValueError, match=f"`embedder` must have one {side} that is"):
+        check_embedder(embedder)
+
+
+def test_an_input_in_a_list_of_one_is_a_tensor():
+    image = keras.Input((4, 4, 3))
+    backbone = keras.Model([image], keras.layers.Conv2D(2, 1)(image))
+    embedder = build_embedder(backbone, 5)
+    check_embedder(embedder)
+    assert embedder(np.zeros((1, 4, 4, 3), "float32")).shape == (1, 5)
+
+
+def test_flatten_needs_a_known_size():
+    backbone = identity_backbone((None, 4, 3))
+    with pytest.raises(ValueError, match='`pooling` must not be "flatten"'):
+        build_embedder(backbone, pooling="flatten")
+    assert build_embedder(backbone, 5).output_shape == (None, 5)
 
 
 def test_resnet20_v2():

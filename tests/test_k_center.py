@@ -122,19 +122,20 @@ def test_tensors_and_many_classes():
 @pytest.mark.parametrize(
     "change, message",
     [
-        ({"candidates": np.zeros((2, 3))}, r"candidates: expected rank 3.*\(2, 3\)"),
-        ({"covered": np.zeros((3, 1, 4))}, r"covered: expected shape \(2, num_cov"),
+        ({"candidates": np.zeros((2, 3))}, r"`candidates` must have rank 3.*\(2, 3\)"),
+        ({"candidates": [[[1.0], [1.0, 2.0]]]}, "`candidates` must be one array"),
+        ({"covered": [np.zeros((1, 4)), np.zeros((2, 4))]}, "`covered` must be one ar"),
+        ({"covered": np.zeros((3, 1, 4))}, r"`covered` must have shape \(2, num_cov"),
         ({"covered": np.zeros((2, 1, 5))}, r"Received: covered.shape=\(2, 1, 5\)"),
-        ({"num_centers": 0}, "num_centers: expected at least 1.*num_centers=0"),
-        ({"num_centers": 1.5}, "num_centers: expected an integer.*1.5"),
-        ({"mask": np.ones((2, 4), bool)}, r"mask: expected booleans of shape \(2, 3"),
+        ({"num_centers": 0}, "`num_centers` must be at least 1.*num_centers=0"),
+        ({"mask": np.ones((2, 4), bool)}, r"`mask` must be booleans of shape \(2, 3"),
         ({"mask": np.ones((2, 3))}, "mask.dtype=float64"),
         ({"mask": np.array([[True] * 3, [False] * 3])}, "the first is class 1"),
         (
             {"candidates": np.where(np.arange(24).reshape(2, 3, 4) == 20, np.nan, 0.0)},
-            "candidates: expected finite.*in 1 of 2 classes, the first is class 1",
+            "`candidates` must be finite.*in 1 of 2 classes, the first at 1",
         ),
-        ({"covered": np.full((2, 1, 4), np.inf)}, "covered: expected finite.*class 0"),
+        ({"covered": np.full((2, 1, 4), np.inf)}, "`covered` must be finite.*2 of 2"),
         ({"candidates": np.zeros((2, 0, 4))}, "at least one real candidate"),
     ],
 )
@@ -146,3 +147,51 @@ def test_errors_name_what_is_wrong(change, message):
     }
     with pytest.raises(ValueError, match=message):
         k_center_greedy(**{**arguments, **change})
+
+
+@pytest.mark.parametrize("name", ["candidates", "covered"])
+@pytest.mark.parametrize(
+    "points",
+    [np.full((2, 3, 4), "1"), np.zeros((2, 3, 4), "M8[s]"), np.zeros((2, 3, 4), "c8")],
+)
+def test_points_must_be_real_numbers(name, points):
+    arguments = {"candidates": np.zeros((2, 3, 4)), "covered": np.zeros((2, 1, 4))}
+    with pytest.raises(TypeError, match=f"`{name}` must be real numbers"):
+        k_center_greedy(**{**arguments, name: points}, num_centers=1)
+
+
+@pytest.mark.parametrize("num_centers", [1.5, 2.0, "2", None, True])
+def test_num_centers_must_be_an_integer(num_centers):
+    with pytest.raises(TypeError, match="`num_centers` must be an integer"):
+        k_center_greedy(np.zeros((2, 3, 4)), np.zeros((2, 1, 4)), num_centers)
+
+
+@pytest.mark.parametrize("padding", [np.nan, np.inf, 1e30])
+def test_padding_may_hold_anything(padding):
+    rng = np.random.default_rng(3)
+    candidates = 100 + rng.standard_normal((20, 6, 5)).astype(np.float32)
+    covered = candidates[:, :2] + 1
+    mask = rng.random((20, 6)) < 0.6
+    mask[:, 4] = True
+    expected = loop_oracle(candidates, covered, 6, mask)
+    candidates[~mask] = padding
+    picks = k_center_greedy(candidates, covered, 6, mask)
+    np.testing.assert_array_equal(picks, expected)
+    candidates[7, 4, 0] = np.nan
+    with pytest.raises(ValueError, match="in 1 of 20 classes, the first at 7"):
+        k_center_greedy(candidates, covered, 6, mask)
+
+
+@pytest.mark.parametrize("exponent", [664, -664, 1020, -1000])
+def test_any_float64_magnitude(exponent):
+    rng = np.random.default_rng(4)
+    candidates = rng.standard_normal((9, 8, 5))
+    covered = rng.standard_normal((9, 2, 5))
+    # Multiples of 1/1024, which stay exact when they are made tiny.
+    candidates, covered = (np.round(x * 1024) / 1024 for x in (candidates, covered))
+    expected = k_center_greedy(candidates, covered, 4)
+    # One class stays as it is: each has its own scale.
+    powers = np.full((9, 1, 1), exponent)
+    powers[3] = 0
+    picks = k_center_greedy(np.ldexp(candidates, powers), np.ldexp(covered, powers), 4)
+    np.testing.assert_array_equal(picks, expected)

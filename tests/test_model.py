@@ -127,6 +127,29 @@ def test_snapshot_covers_trainable_weights_only():
     assert not any(w.trainable for w in model.frozen_weights)
 
 
+def test_snapshot_has_the_order_of_the_trainable_weights():
+    model = small_model()
+    model.take_snapshot()
+    pairs = zip(model.frozen_weights, model.embedder.trainable_weights, strict=True)
+    for frozen, weight in pairs:
+        np.testing.assert_array_equal(frozen, weight)
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_layers_may_be_frozen_and_unfrozen_between_making_and_saving(first, tmp_path):
+    embedder = small_model().embedder
+    embedder.layers[1].trainable = first
+    model = compiled(CCPModel(embedder, 4, 2))
+    assert len(model.frozen_weights) == 5
+    embedder.layers[1].trainable = not first
+    compiled(model)
+    model.take_snapshot()
+    model.save(tmp_path / "model.keras")
+    again = keras.saving.load_model(tmp_path / "model.keras")
+    for mine, theirs in zip(model.weights, again.weights, strict=True):
+        np.testing.assert_array_equal(mine, theirs)
+
+
 def test_terms_are_logged_apart_and_add_up():
     model = compiled(small_model(proximal_weight=10.0))
     model.take_snapshot()
@@ -408,6 +431,34 @@ def test_bad_label_in_a_later_batch_of_tf_data(jit_compile, wrong):
     assert all(np.isfinite(w).all() for w in model.get_weights())
 
 
+class Items(keras.utils.PyDataset):
+    """Three batches, the last of which has a bad label."""
+
+    def __init__(self):
+        super().__init__()
+        self.data = small_data()
+
+    def __len__(self):
+        return 3
+
+    def __getitem__(self, index):
+        return self.data.images[:4], self.data.labels[:4] + (9 if index == 2 else 0)
+
+
+def test_bad_label_in_a_later_batch_of_other_sources():
+    def generator():
+        for index in range(3):
+            yield Items()[index]
+
+    for source in (Items(), generator()):
+        model = compiled(small_model())
+        with pytest.raises(ValueError, match="^`y` must hold labels .* label 9 ") as e:
+            model.fit(source, verbose=0, shuffle=False)
+        assert "Graph execution" not in str(e.value)
+    with pytest.raises(ValueError, match="`y` must hold labels .* label 9 "):
+        model.train_on_batch(*Items()[2])
+
+
 def test_sample_weights_are_refused():
     model = compiled(small_model())
     data = small_data()
@@ -456,6 +507,57 @@ def test_endless_data_need_a_number_of_steps():
     model = compiled(small_model())
     with pytest.raises(ValueError, match="`steps_per_epoch` must be given"):
         model.fit(balanced_batches(small_data(), 2, 2))
+
+
+@pytest.mark.parametrize("steps", [0, -1])
+def test_number_of_steps_must_be_positive(steps):
+    model = compiled(small_model())
+    with pytest.raises(ValueError, match="`steps_per_epoch` must be at least 1"):
+        model.fit(balanced_batches(small_data(), 2, 2), steps_per_epoch=steps)
+
+
+def test_evaluate_refuses_images_of_another_size():
+    model = compiled(small_model())
+    data = small_data()
+    model.evaluate(data)
+    with pytest.raises(ValueError, match=r"`x` must hold images of shape \(8, 8, 3\)"):
+        model.evaluate(data.images[:, :4], data.labels)
+
+
+def test_images_must_be_finite():
+    inputs = keras.Input((8, 8, 3))
+    model = compiled(CCPModel(build_embedder(keras.Model(inputs, inputs), 3), 4))
+    images = small_data().images.astype("float32")
+    images[5, 0, 0, 0] = np.nan
+    with pytest.raises(ValueError, match="`x` must .* the first at 5"):
+        model.fit(images, small_data().labels)
+
+
+def test_nothing_to_train_is_said():
+    model = small_model(proxies_per_class=0)
+    model.embedder.trainable = False
+    compiled(model)
+    with pytest.raises(ValueError, match="something to train"):
+        model.fit(small_data().images, small_data().labels)
+
+
+def test_arguments_of_fit_may_be_positional():
+    model = compiled(small_model())
+    data = small_data()
+    stop = keras.callbacks.EarlyStopping("loss")
+    history = model.fit(data.images, data.labels.tolist(), 8, 2, 0, [stop])
+    assert len(history.epoch) == 2
+    with pytest.raises(TypeError, match="`callbacks` must be a list"):
+        model.fit(data.images, data.labels, callbacks=["x"])
+    with pytest.raises(TypeError, match="`y` must be left out"):
+        model.fit(balanced_batches(data, 2, 2), data.labels)
+
+
+def test_what_the_loss_does_not_use_is_refused():
+    with pytest.raises(ValueError, match="`loss_weights` is not supported"):
+        compiled(small_model(), loss_weights=2.0)
+    with pytest.raises(ValueError, match="compile"):
+        small_model().fit(small_data().images, small_data().labels)
 
 
 class ScalarLoss(losses.PairLoss):

@@ -153,6 +153,12 @@ def test_two_replicas_give_what_one_gives(name):
         (lambda: losses.get("tripplet"), ValueError, "loss='tripplet'"),
         (lambda: losses.get(3), TypeError, "loss=3"),
         (
+            lambda: losses.get(losses.MultiSimilarityLoss),
+            TypeError,
+            "`loss` must be a loss, not its class: call it, MultiSimilarityLoss()",
+        ),
+        (lambda: losses.get(int), TypeError, "Received: loss=<class 'int'>"),
+        (
             lambda: losses.PairLoss().pairs([0], [[1.0]], [0], [[1.0]]),
             NotImplementedError,
             "PairLoss must implement",

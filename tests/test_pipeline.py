@@ -129,6 +129,13 @@ def test_augment_may_change_size_and_type():
     assert batches.element_spec[0] == tf.TensorSpec((4, 5, 4, 3), tf.float32)
 
 
+def test_small_integer_types_do_not_overflow():
+    batches = balanced_batches(numbered(LABELS), np.uint8(2), np.uint8(200), seed=0)
+    assert batches.element_spec[1] == tf.TensorSpec((400,), tf.int32)
+    (labels,) = [labels for _, labels in batches.take(1)]
+    assert len(labels) == 400
+
+
 def test_no_seed_draws_one_once():
     batches = balanced_batches(numbered(LABELS), 3, 2)
     once, twice = ([x.numpy() for x, _ in batches.take(9)] for _ in range(2))
@@ -153,10 +160,30 @@ def test_no_seed_draws_one_once():
         ),
         ({"classes_per_batch": 0}, ValueError, "must be at least 1. Received: classes"),
         ({"samples_per_class": -1}, ValueError, "Received: samples_per_class=-1"),
-        ({"samples_per_class": 2.0}, TypeError, "`samples_per_class` must be an int"),
+        (
+            {"samples_per_class": 2.0},
+            TypeError,
+            "`samples_per_class` must be an integer",
+        ),
         ({"classes_per_batch": True}, TypeError, "Received: classes_per_batch=True"),
         ({"seed": -1}, ValueError, "`seed` must be at least 0. Received: seed=-1"),
+        ({"drop_small_classes": "no"}, TypeError, "`drop_small_classes` must be True"),
         ({"augment": 3}, TypeError, "`augment` must be None or a function"),
+        (
+            {"augment": small_image_augmentation},
+            TypeError,
+            "`augment` must be None or a function that is called augment(images, seed)"
+            ": call what makes it, augment=small_image_augmentation()",
+        ),
+        ({"augment": lambda images: images}, TypeError, "augment(images, seed). Rec"),
+        ({"augment": lambda x, s: None}, TypeError, "`augment` must be a function aug"),
+        ({"augment": lambda x, s: print}, TypeError, "that returns a batch of images"),
+        ({"augment": lambda x, s: 0.0}, TypeError, "that returns a batch of images"),
+        (
+            {"augment": lambda x, s: tf.numpy_function(np.copy, [x], tf.uint8)},
+            TypeError,
+            "that returns a batch of images of known rank",
+        ),
         ({"dataset": LABELS}, TypeError, "`dataset` must be a `keras_ccp.datasets"),
     ],
 )
@@ -279,18 +306,46 @@ def test_augmentation_keeps_grey_images_and_clips_uint8():
 
 
 @pytest.mark.parametrize(
-    ("change", "message"),
+    ("change", "error", "message"),
     [
-        ({"min_area": 0}, "`min_area` must be a number from 0.01 to 1. Received: min"),
-        ({"aspect_ratio": 0.5}, "`aspect_ratio` must be a number from 1 to 10"),
-        ({"brightness": -0.1}, "Received: brightness=-0.1"),
-        ({"contrast": 1.1}, "Received: contrast=1.1"),
-        ({"saturation": "much"}, "Received: saturation='much'"),
+        (
+            {"min_area": 0},
+            ValueError,
+            "`min_area` must be at least 0.01. Received: min",
+        ),
+        ({"aspect_ratio": 0.5}, ValueError, "`aspect_ratio` must be at least 1"),
+        ({"aspect_ratio": 11}, ValueError, "`aspect_ratio` must be at most 10"),
+        ({"brightness": -0.1}, ValueError, "Received: brightness=-0.1"),
+        ({"contrast": 1.1}, ValueError, "`contrast` must be at most 1. Received: cont"),
+        ({"saturation": "much"}, TypeError, "Received: saturation='much'"),
+        ({"tint": True}, TypeError, "Received: tint=True"),
+        ({"flip": "no"}, TypeError, "`flip` must be True or False. Received: flip='n"),
+        ({"flip": 0.5}, TypeError, "Received: flip=0.5"),
     ],
 )
-def test_augmentation_refuses(change, message):
-    with pytest.raises(ValueError, match=re.escape(message)):
+def test_augmentation_refuses(change, error, message):
+    with pytest.raises(error, match=re.escape(message)):
         small_image_augmentation(**change)
+
+
+@pytest.mark.parametrize(
+    ("spec", "error", "message"),
+    [
+        (tf.TensorSpec((2, 4, 4, 3), tf.int32), TypeError, "`images` must be uint8"),
+        (
+            tf.TensorSpec((2, 4, 4, 3), tf.bool),
+            TypeError,
+            "Received: images of tf.bool",
+        ),
+        (tf.TensorSpec((4, 4, 3), tf.uint8), ValueError, "shape (4, 4, 3)"),
+        (tf.TensorSpec(None, tf.uint8), ValueError, "`images` must be a batch"),
+        (tf.TensorSpec((2, 4, 4, None), tf.uint8), ValueError, "with known channels"),
+    ],
+)
+def test_augmentation_refuses_images_when_traced(spec, error, message):
+    function = tf.function(small_image_augmentation())
+    with pytest.raises(error, match=re.escape(message)):
+        function.get_concrete_function(spec, tf.TensorSpec((2,), tf.int64))
 
 
 # EvaluationData
@@ -343,6 +398,27 @@ def test_vectors_are_images_too():
     assert batch.numpy().tolist() == [[0, 0, 1, 0]]
 
 
+def generated(image_spec):
+    return tf.data.Dataset.from_generator(
+        lambda: [(np.zeros((2, 4, 5, 3)), [0, 1])],
+        output_signature=(image_spec, tf.TensorSpec((None,), tf.int32)),
+    )
+
+
+@pytest.mark.parametrize(
+    ("make", "shape"),
+    [
+        (lambda: numbered(LABELS), (2, 2, 3)),
+        (lambda: (np.eye(4, dtype=np.float32), [0, 0, 1, 1]), (4,)),
+        (stream, (2, 2, 3)),
+        (lambda: generated(tf.TensorSpec((None, None, 5, 3))), (None, 5, 3)),
+        (lambda: generated(tf.TensorSpec(None)), None),
+    ],
+)
+def test_image_shape(make, shape):
+    assert EvaluationData(make()).image_shape == shape
+
+
 def test_streamed_rows_must_ascend():
     data = EvaluationData(stream(), "pool")
     for rows in ([3, 2], [2, 2]):
@@ -369,6 +445,8 @@ def test_a_fixed_shuffle_is_accepted():
 
 
 IMAGES = np.zeros((2, 4, 4, 3), np.uint8)
+BROKEN = np.ones((6, 3), np.float32)
+BROKEN[2::3, 1] = np.nan
 
 
 @pytest.mark.parametrize(
@@ -384,6 +462,19 @@ IMAGES = np.zeros((2, 4, 4, 3), np.uint8)
         (lambda: IMAGES, TypeError, "`pool` must be a `keras_ccp.datasets.Dataset`"),
         (lambda: (IMAGES, [0, 1], 1), TypeError, "Received: pool of type"),
         (lambda: None, TypeError, "Received: pool of type"),
+        (lambda: (IMAGES, None), TypeError, "`pool labels` must be an array or a list"),
+        (lambda: ([[1.0], [1.0, 2.0]], [0, 1]), ValueError, "`pool` must be one array"),
+        (
+            lambda: (BROKEN, np.arange(6)),
+            ValueError,
+            "`pool` must be finite; leave out or mend what is not. "
+            "Received: NaN or infinity in 2 of 6 images, the first at 2",
+        ),
+        (
+            lambda: tf.data.Dataset.from_tensor_slices((BROKEN, LABELS[:6])).batch(3),
+            ValueError,
+            "infinity in 1 of 3 images of a batch, the first at 2",
+        ),
         (lambda: stream().repeat(), ValueError, "`pool` must be finite"),
         (
             lambda: balanced_batches(numbered(LABELS), 2, 2),

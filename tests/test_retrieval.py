@@ -212,26 +212,39 @@ def test_all_skipped_is_an_error():
 @pytest.mark.parametrize(
     "change, error, message",
     [
-        ({"query_embeddings": np.zeros(4)}, ValueError, r"query_embeddings: .*\(4,\)"),
+        ({"query_embeddings": np.zeros(4)}, ValueError, r"`query_embeddings` .*\(4,\)"),
         ({"query_embeddings": np.full((4, 2), np.nan)}, ValueError, "in 4 of 4 rows"),
-        ({"query_embeddings": [["a", "b"]] * 4}, TypeError, "expected floats"),
-        ({"query_labels": [0, 0, 1]}, ValueError, r"query_labels: .*shape \(4,\)"),
-        ({"query_labels": [0, 0, 1, -1]}, ValueError, "Received: -1 at position 3"),
-        ({"query_labels": [0, 0, np.nan, 1]}, ValueError, "nan at position 2"),
-        ({"query_labels": [0, 0.5, 1, 1]}, ValueError, "0.5 at position 1"),
-        ({"query_labels": list("aabb")}, TypeError, "query_labels: expected integers"),
-        ({"gallery_embeddings": np.eye(4)}, ValueError, "gallery_labels: expected"),
-        ({"gallery_labels": [1]}, ValueError, "gallery_embeddings: expected"),
+        ({"query_embeddings": [["a", "b"]] * 4}, TypeError, "must be real numb"),
+        ({"query_embeddings": [["1", "2"]] * 4}, TypeError, "must be real numbers"),
+        ({"query_embeddings": np.zeros((4, 2), "c8")}, TypeError, "complex64"),
+        ({"query_embeddings": np.zeros((4, 2), "M8[s]")}, TypeError, "datetime64"),
+        ({"query_embeddings": [[1.0], [1.0, 2.0]]}, ValueError, "must be one array"),
+        ({"query_labels": [0, 0, 1]}, ValueError, "`query_labels` .* and 3 labels"),
+        ({"query_labels": [0, 0, 1, -1]}, ValueError, "Received: -1 in row 3"),
+        ({"query_labels": [0, 0, np.nan, 1]}, ValueError, "nan in row 2"),
+        ({"query_labels": [0, 0.5, 1, 1]}, ValueError, "0.5 in row 1"),
+        ({"query_labels": [0.0, 0, 1, 1]}, ValueError, "`query_labels` must be integ"),
+        ({"query_labels": [1e30, 1e30, 2e30, 2e30]}, ValueError, "`query_labels` must"),
+        ({"query_labels": list("aabb")}, TypeError, "`query_labels` must be integers"),
+        ({"gallery_embeddings": np.eye(4)}, ValueError, "`gallery_labels` must come"),
+        ({"gallery_labels": [1]}, ValueError, "`gallery_embeddings` must come"),
         (
             {"gallery_embeddings": np.zeros((1, 3)), "gallery_labels": [1]},
             ValueError,
-            r"gallery_embeddings: expected 2 columns.*\(1, 3\)",
+            r"`gallery_embeddings` must have 2 columns.*\(1, 3\)",
         ),
-        ({"metrics": ["map"]}, ValueError, "map_at_r, recall_at_<k>.*'map'"),
+        (
+            {"metrics": ["map"]},
+            ValueError,
+            "`metrics` .*map_at_r, recall_at_<k>.*'map'",
+        ),
         ({"metrics": ["recall_at_0"]}, ValueError, "Received: 'recall_at_0'"),
-        ({"metrics": "map_at_r"}, TypeError, "metrics: expected a list"),
-        ({"chunk_size": 0}, ValueError, "chunk_size: expected at least 1"),
-        ({"chunk_size": 2.0}, TypeError, "chunk_size: expected an integer"),
+        ({"metrics": ["recall_at_" + "9" * 30]}, ValueError, "with k from 1 to 9{9}"),
+        ({"metrics": [["map_at_r"]]}, ValueError, "`metrics` must be names"),
+        ({"metrics": "map_at_r"}, TypeError, "`metrics` must be a list"),
+        ({"metrics": None}, TypeError, "`metrics` must be a list.*metrics=None"),
+        ({"chunk_size": 0}, ValueError, "`chunk_size` must be at least 1"),
+        ({"chunk_size": 2.0}, TypeError, "`chunk_size` must be an integer"),
     ],
 )
 def test_evaluate_errors_name_what_is_wrong(change, error, message):
@@ -242,12 +255,50 @@ def test_evaluate_errors_name_what_is_wrong(change, error, message):
 
 def test_search_errors_name_what_is_wrong():
     points = np.zeros((4, 2))
-    with pytest.raises(ValueError, match="k: .*at most 4. Received: k=5"):
+    with pytest.raises(ValueError, match="`k` .*at most 4,.* Received: k=5"):
         search(points, points, 5)
-    with pytest.raises(ValueError, match="k: .*at most 3. Received: k=4"):
+    with pytest.raises(ValueError, match="`k` .*at most 3,.* Received: k=4"):
         search(points, points, 4, exclude_self=True)
-    with pytest.raises(ValueError, match="exclude_self: .*4 queries.*gallery of 3"):
+    with pytest.raises(ValueError, match="`exclude_self` .*4 queries.*gallery of 3"):
         search(points, points[:3], 1, exclude_self=True)
+    with pytest.raises(ValueError, match="`k` must be at least 1. Received: k=0"):
+        search(points, points, 0)
+    with pytest.raises(TypeError, match="`k` must be an integer"):
+        search(points, points, 1.0)
+    for wrong in ("no", None, 1):
+        with pytest.raises(TypeError, match="`exclude_self` must be True or False"):
+            search(points, points, 1, exclude_self=wrong)
+
+
+def test_metrics_may_be_a_generator_and_labels_a_column():
+    embeddings, labels = np.arange(6.0)[:, None] ** 2, np.array([0, 0, 1, 1, 0, 1])
+    expected = evaluate(embeddings, labels, metrics=METRICS)
+    result = evaluate(embeddings, labels[:, None], metrics=(name for name in METRICS))
+    assert result == expected
+    radius = covering_radius(embeddings, labels)
+    assert covering_radius(embeddings, labels[:, None]) == radius
+
+
+@pytest.mark.parametrize("exponent", [664, -664, 1020, -1000])
+def test_any_float64_magnitude(exponent):
+    rng = np.random.default_rng(6)
+    # Multiples of 1/1024, which stay exact when they are made tiny.
+    points = np.round(rng.standard_normal((40, 3)) * 1024) / 1024
+    labels = np.arange(40) % 5
+    scaled = np.ldexp(points, exponent)
+    _, expected = search(points, points, 9, exclude_self=True)
+    distances, indices = search(scaled, scaled, 9, exclude_self=True)
+    np.testing.assert_array_equal(indices, expected)
+    assert np.isinf(distances).all() if exponent > 0 else not distances.any()
+    _, indices = search(scaled[:7], scaled[7:], 9)
+    np.testing.assert_array_equal(indices, search(points[:7], points[7:], 9)[1])
+    assert evaluate(scaled, labels) == evaluate(points, labels)
+    centers = points[:10].reshape(5, 2, 3)
+    for factors in (None, centers):
+        radius = covering_radius(points, labels, factors)
+        far = None if factors is None else np.ldexp(factors, exponent)
+        expected = np.ldexp(radius, exponent)
+        assert covering_radius(scaled, labels, far) == pytest.approx(expected, abs=0)
 
 
 def test_covering_radius():
@@ -259,7 +310,13 @@ def test_covering_radius():
     centers = np.zeros((3, 2, 2))
     centers[0, 1] = [1.0, 0.0]
     assert covering_radius(embeddings, labels, centers) == 3.0  # (1 + 5) / 2
-    with pytest.raises(ValueError, match="centers: .*up to 2.*Received"):
+    with pytest.raises(ValueError, match="`centers` .*up to 2.*Received"):
         covering_radius(embeddings, labels, centers[:2])
-    with pytest.raises(ValueError, match="centers: expected 2 columns"):
+    with pytest.raises(ValueError, match="`centers` must have 2 columns"):
         covering_radius(embeddings, labels, np.zeros((3, 1, 3)))
+    with pytest.raises(TypeError, match="`centers` must be real numbers"):
+        covering_radius(embeddings, labels, np.full((3, 1, 2), "1"))
+    with pytest.raises(ValueError, match="`labels` must be integers"):
+        covering_radius(embeddings, np.array([0.0, 0.0, 2.0]))
+    with pytest.raises(ValueError, match="`labels` must hold one label an embedding"):
+        covering_radius(embeddings, [0, 0])

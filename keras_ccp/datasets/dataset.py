@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from keras_ccp.arguments import check_finite
 from keras_ccp.datasets.labels import check_ids, map_labels
 from keras_ccp.datasets.splits import split_class_ids
 
@@ -19,7 +20,7 @@ class Dataset:
         labels: `(n,)` or `(n, 1)` labels: strings, integers or integer-valued
             floats. They become int32 0..C-1 by sorted order, so labels that
             already are 0..C-1 stay.
-        class_names: C names, in the order of the sorted labels. Default: the
+        class_names: C different names, in the order of the sorted labels. Default: the
             original labels as strings.
 
     Attributes:
@@ -28,10 +29,10 @@ class Dataset:
         class_names: Tuple of C strings.
 
     Raises:
-        ValueError: If images differ in size, are empty or of another rank; labels
-            are negative, NaN, fractional or not one an image; or names are not one
-            a class.
-        TypeError: If images or labels are of another type.
+        ValueError: If images differ in size, are empty, of another rank, NaN or
+            infinite; labels are negative, NaN, fractional, too large or not one an
+            image; or names are not one a class, each another.
+        TypeError: If images, labels or names are of another type.
     """
 
     def __init__(
@@ -49,12 +50,7 @@ class Dataset:
             )
         if class_names is None:
             class_names = originals.tolist()
-        elif len(class_names) != len(originals):
-            raise ValueError(
-                "`class_names` must hold one name for each class that has images. "
-                f"Received: {len(class_names)} names for {len(originals)} classes"
-            )
-        self.class_names = tuple(str(name) for name in class_names)
+        self.class_names = _check_names(class_names, len(originals))
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -89,8 +85,8 @@ class Dataset:
             Two datasets, labels of each 0..C-1.
 
         Raises:
-            ValueError: If one half would be empty.
-            TypeError: If `fraction_or_count` is not a number.
+            ValueError: If one half would be empty, or the seed is negative.
+            TypeError: If `fraction_or_count` is not a number, or the seed not an int.
         """
         first, second = split_class_ids(self.num_classes, fraction_or_count, seed)
         return self.select_classes(first), self.select_classes(second)
@@ -145,4 +141,27 @@ def _check_images(images: Any) -> np.ndarray:
             "channels); add the channel of grey images with `images[..., None]`. "
             f"Received: images of shape {images.shape}"
         )
+    check_finite("images", images, "images")
     return images
+
+
+def _check_names(names: Any, num_classes: int) -> tuple[str, ...]:
+    # A set has no order, a string no names but letters: numpy takes both for one item.
+    if np.asarray(names, object).ndim != 1:
+        raise TypeError(
+            "`class_names` must be a list of names, one for each class. "
+            f"Received: class_names of type {type(names).__name__}"
+        )
+    names = tuple(str(name) for name in names)
+    if len(names) != num_classes:
+        raise ValueError(
+            "`class_names` must hold one name for each class that has images. "
+            f"Received: {len(names)} names for {num_classes} classes"
+        )
+    if len(set(names)) < num_classes:
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ValueError(
+            "`class_names` must differ; give classes of one name one label. "
+            f"Received: {twice!r} {names.count(twice)} times"
+        )
+    return names

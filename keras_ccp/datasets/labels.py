@@ -21,8 +21,9 @@ def map_labels(labels: Any, name: str = "labels") -> tuple[np.ndarray, np.ndarra
         `(n,)` int32 class ids and `(C,)` the original label of each class.
 
     Raises:
-        ValueError: If labels are empty, of another rank, negative, NaN, fractional.
-        TypeError: If labels are of another type, or of mixed types.
+        ValueError: If labels are empty, of another rank, negative, NaN, fractional,
+            floats too large to be exact, or bytes that are not UTF-8.
+        TypeError: If labels are of another type, of mixed types, or no array or list.
     """
     values = _flat(labels, name)
     if values.dtype.kind != "U":
@@ -47,7 +48,7 @@ def check_labels(labels: Any, name: str = "labels") -> np.ndarray:
     Raises:
         ValueError: If labels are empty, of another rank, negative, too large for
             int32, NaN, or floats.
-        TypeError: If labels are not numbers.
+        TypeError: If labels are not numbers, or no array or list.
     """
     values = _flat(labels, name)
     if values.dtype.kind == "U":
@@ -115,6 +116,11 @@ def _flat(labels: Any, name: str) -> np.ndarray:
         raise ValueError(
             f"`{name}` must hold one label an image. Received: {name}={labels!r:.200}"
         ) from error
+    if values.ndim == 0:
+        raise TypeError(
+            f"`{name}` must be an array or a list of labels. "
+            f"Received: {name} of type {type(labels).__name__}"
+        )
     if values.ndim == 2 and values.shape[1] == 1:
         values = values[:, 0]
     if values.ndim != 1:
@@ -139,6 +145,11 @@ def _of_one_type(values: np.ndarray, name: str) -> np.ndarray:
         numeric = np.array(items)
         if numeric.dtype.kind in "biuf":
             return numeric
+        if all(isinstance(item, numbers.Integral) for item in items):
+            raise ValueError(
+                f"`{name}` must fit 64 bits; number the classes, or pass strings. "
+                f"Received: a label of {max(items, key=abs)}"
+            )
     missing = [i for i, item in enumerate(items) if item is None or item != item]
     if missing:
         raise ValueError(
@@ -147,7 +158,7 @@ def _of_one_type(values: np.ndarray, name: str) -> np.ndarray:
             f"({len(missing)} in total)"
         )
     if all(isinstance(item, (str, bytes)) for item in items):
-        texts = [i.decode() if isinstance(i, bytes) else i for i in items]
+        texts = [_text(item, name) for item in items]
         return np.array(texts, dtype=str)
     types = sorted({type(item).__name__ for item in items})
     raise TypeError(
@@ -156,12 +167,29 @@ def _of_one_type(values: np.ndarray, name: str) -> np.ndarray:
     )
 
 
+def _text(item: str | bytes, name: str) -> str:
+    try:
+        return item.decode() if isinstance(item, bytes) else item
+    except UnicodeDecodeError as error:
+        raise ValueError(
+            f"`{name}` must be UTF-8 where they are bytes; decode them first, for "
+            f"example with `.decode('latin-1')`. Received: {item!r}"
+        ) from error
+
+
 def _whole_numbers(values: np.ndarray, name: str) -> np.ndarray:
     """Numbers (n,) as integers from 0."""
     if values.dtype.kind == "f":
         wrong, expected = ~np.isfinite(values), "must not be NaN or infinite"
         if not wrong.any():
             wrong, expected = values != np.floor(values), "must be whole numbers"
+        if not wrong.any():
+            # From here on neighbours fall together.
+            bits = min(np.finfo(values.dtype).nmant + 1, 53)
+            wrong, expected = (
+                abs(values) >= 2**bits,
+                f"must be below 2**{bits} to be exact as {values.dtype}: pass integers",
+            )
     else:
         wrong = np.zeros(values.shape, bool)
     if not wrong.any():

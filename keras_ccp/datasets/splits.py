@@ -4,6 +4,8 @@ import numbers
 
 import numpy as np
 
+from keras_ccp.arguments import check_int
+
 
 def split_class_ids(
     num_classes: int, fraction_or_count: float | int, seed: int | None = None
@@ -11,7 +13,7 @@ def split_class_ids(
     """Splits the classes 0..C-1 in two.
 
     Args:
-        num_classes: Number of classes C.
+        num_classes: Number of classes C, at least 2.
         fraction_or_count: Size of the first part: a share of the classes, a float
             between 0 and 1, or a number of classes, an int between 1 and C-1.
         seed: None takes the first classes by id; a seed takes the first of
@@ -22,9 +24,18 @@ def split_class_ids(
         order.
 
     Raises:
-        ValueError: If one of the parts would be empty.
-        TypeError: If `fraction_or_count` is not a number.
+        ValueError: If one of the parts would be empty, or the seed is negative.
+        TypeError: If `fraction_or_count` is not a number, or another argument not an
+            integer.
     """
+    check_int("num_classes", num_classes, minimum=1)
+    if num_classes == 1:
+        raise ValueError(
+            "`num_classes` must be at least 2: a single class cannot be split; split "
+            "its images, or load more classes. Received: num_classes=1"
+        )
+    if seed is not None:
+        check_int("seed", seed, minimum=0)
     is_number = isinstance(fraction_or_count, numbers.Real)
     if not is_number or isinstance(fraction_or_count, bool):
         raise TypeError(

@@ -32,9 +32,14 @@ def get(loss: PairLoss | str) -> PairLoss:
         A `PairLoss`.
 
     Raises:
-        TypeError: If `loss` is neither a pair loss nor a string.
+        TypeError: If `loss` is neither a pair loss nor a string, or is a class.
         ValueError: If no loss has that name.
     """
+    if isinstance(loss, type):
+        raise TypeError(
+            f"`loss` must be a loss, not its class: call it, {loss.__name__}(). "
+            f"Received: loss={loss!r}"
+        )
     if callable(getattr(loss, "pairs", None)):
         return loss
     names = ", ".join(f'"{name}"' for name in _BY_NAME)

@@ -1,10 +1,11 @@
 """Augmentation of small images, a whole batch at a time."""
 
 import math
-import numbers
 from collections.abc import Callable
 
 import tensorflow as tf
+
+from keras_ccp.arguments import check_bool, check_number
 
 _GREY_WEIGHTS = (0.299, 0.587, 0.114)  # ITU-R BT.601 luma
 
@@ -47,8 +48,12 @@ def small_image_augmentation(
         result.
 
     Raises:
-        ValueError: If an argument is outside its range.
+        ValueError: If an argument is outside its range. The function raises it for
+            images that have no rank 4.
+        TypeError: If an argument is not a number, or `flip` no boolean. The function
+            raises it for images that are neither uint8 nor float.
     """
+    check_bool("flip", flip)
     for name, value, low, high in (
         ("min_area", min_area, 0.01, 1),
         ("aspect_ratio", aspect_ratio, 1, 10),
@@ -59,14 +64,21 @@ def small_image_augmentation(
         ("grayscale", grayscale, 0, 1),
         ("invert", invert, 0, 1),
     ):
-        if not isinstance(value, numbers.Real) or not low <= value <= high:
-            raise ValueError(
-                f"`{name}` must be a number from {low} to {high}. "
-                f"Received: {name}={value!r}"
-            )
+        check_number(name, value, low, high)
 
     def augment(images: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
         images = tf.convert_to_tensor(images)
+        if images.dtype != tf.uint8 and not images.dtype.is_floating:
+            raise TypeError(
+                "`images` must be uint8, or float from 0 to 1; convert them with "
+                f"`tf.cast(images, tf.uint8)`. Received: images of {images.dtype!r}"
+            )
+        if images.shape.rank != 4 or images.shape[-1] is None:
+            raise ValueError(
+                "`images` must be a batch (n, height, width, channels) with known "
+                "channels; make a batch of one image with `images[None]`. "
+                f"Received: images of shape {images.shape}"
+            )
         n, channels = tf.shape(images)[0], images.shape[-1]
         noise = tf.random.stateless_uniform((10 + channels, n), seed)
         boxes = _random_boxes(noise[:5], min_area, aspect_ratio, flip)

@@ -1,13 +1,16 @@
 """Batches of P distinct classes with K images each."""
 
 import functools
-import numbers
+import inspect
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from keras_ccp.datasets import Dataset
+from keras_ccp.arguments import check_bool, check_int
+from keras_ccp.datasets import Dataset, check_labels
+from keras_ccp.pipeline.augmentation import small_image_augmentation
 
 Augmentation = Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
 
@@ -44,18 +47,16 @@ def balanced_batches(
     Raises:
         ValueError: If a number is not positive, the seed is negative, or there are
             fewer than P classes.
-        TypeError: If an argument has the wrong type.
+        TypeError: If an argument has the wrong type, or `augment` takes other arguments
+            or returns no images.
     """
     if not isinstance(dataset, Dataset):
         raise TypeError(
             "`dataset` must be a `keras_ccp.datasets.Dataset`; wrap arrays with "
             f"`Dataset(images, labels)`. Received: dataset of type {type(dataset)}"
         )
-    if augment is not None and not callable(augment):
-        raise TypeError(
-            "`augment` must be None or a function of (images, seed). "
-            f"Received: augment={augment!r}"
-        )
+    if augment is not None:
+        _check_augment(augment)
     if seed is None:
         seed = int(np.random.default_rng().integers(2**31))
     index_batches = functools.partial(
@@ -67,15 +68,13 @@ def balanced_batches(
         drop_small_classes,
     )
     index_batches()  # Refuses wrong arguments here, not at the first batch.
-    size = classes_per_batch * samples_per_class
+    size = int(classes_per_batch) * int(samples_per_class)
     augment_seed = seed % 2**63
 
     def load(step: tf.Tensor, rows: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         images = gather(dataset.images, rows)
         if augment is not None:
-            images = tf.convert_to_tensor(
-                augment(images, tf.stack([augment_seed, step]))
-            )
+            images = _as_images(augment(images, tf.stack([augment_seed, step])))
             images = tf.ensure_shape(images, [size, *images.shape[1:]])
         return images, gather(dataset.labels, rows)
 
@@ -90,6 +89,43 @@ def balanced_batches(
     # Known to be endless: `EvaluationData` refuses it rather than read for ever.
     endless = tf.data.experimental.assert_cardinality(tf.data.INFINITE_CARDINALITY)
     return batches.apply(endless).prefetch(tf.data.AUTOTUNE)
+
+
+def _check_augment(augment: Any) -> None:
+    expected = (
+        "`augment` must be None or a function that is called augment(images, seed)"
+    )
+    if not callable(augment):
+        raise TypeError(f"{expected}. Received: augment={augment!r}")
+    if augment is small_image_augmentation:
+        raise TypeError(
+            f"{expected}: call what makes it, augment=small_image_augmentation(). "
+            "Received: augment=small_image_augmentation"
+        )
+    try:
+        signature = inspect.signature(augment)
+    except ValueError:  # some functions written in C have none
+        return
+    try:
+        signature.bind(None, None)
+    except TypeError as error:
+        raise TypeError(
+            f"{expected}. Received: a function of {signature}: {error}"
+        ) from error
+
+
+def _as_images(result: Any) -> tf.Tensor:
+    """What `augment` returned as a tensor, if it is a batch."""
+    try:
+        images = tf.convert_to_tensor(result)
+    except (TypeError, ValueError):
+        images = None
+    if images is None or not images.shape.rank:
+        raise TypeError(
+            "`augment` must be a function augment(images, seed) that returns a batch "
+            f"of images of known rank. Received: a result of {result!r:.100}"
+        )
+    return images
 
 
 def balanced_indices(
@@ -114,14 +150,13 @@ def balanced_indices(
     Raises:
         ValueError: If a number is not positive, the seed is negative, or there are
             fewer than P classes.
-        TypeError: If a number is not an int.
+        TypeError: If a number is not an int or `drop_small_classes` not a bool.
     """
-    for name, value, least in (
-        ("classes_per_batch", classes_per_batch, 1),
-        ("samples_per_class", samples_per_class, 1),
-        ("seed", seed, 0),
-    ):
-        check_int(name, value, least)
+    check_int("classes_per_batch", classes_per_batch, minimum=1)
+    check_int("samples_per_class", samples_per_class, minimum=1)
+    check_int("seed", seed, minimum=0)
+    check_bool("drop_small_classes", drop_small_classes)
+    labels = check_labels(labels)
     order = np.argsort(labels, kind="stable")
     starts = np.flatnonzero(np.diff(labels[order], prepend=-1))
     rows_by_class = np.split(order, starts[1:])
@@ -202,21 +237,3 @@ def gather(values: np.ndarray, rows: tf.Tensor) -> tf.Tensor:
     )
     taken.set_shape([*rows.shape, *values.shape[1:]])
     return taken
-
-
-def check_int(name: str, value: int, least: int) -> None:
-    """Refuses what is not an int from `least` on.
-
-    Args:
-        name: Name of the argument.
-        value: Its value.
-        least: Smallest value allowed.
-
-    Raises:
-        ValueError: If the value is smaller.
-        TypeError: If it is not an int.
-    """
-    if not isinstance(value, numbers.Integral) or isinstance(value, bool):
-        raise TypeError(f"`{name}` must be an int. Received: {name}={value!r}")
-    if value < least:
-        raise ValueError(f"`{name}` must be at least {least}. Received: {name}={value}")

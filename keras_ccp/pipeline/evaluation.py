@@ -6,8 +6,9 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from keras_ccp.arguments import as_array, check_finite, check_int
 from keras_ccp.datasets import Dataset, check_ids, check_labels
-from keras_ccp.pipeline.balanced import check_int, gather
+from keras_ccp.pipeline.balanced import gather
 
 
 class EvaluationData:
@@ -27,7 +28,8 @@ class EvaluationData:
 
     Raises:
         ValueError: If the data are empty, infinite, not batched, in another order the
-            second time, or if labels are negative, NaN, floats or not one an image.
+            second time, if images hold NaN or infinity, or if labels are negative, NaN,
+            floats or not one an image.
         TypeError: If the data or labels are of another type.
     """
 
@@ -45,6 +47,14 @@ class EvaluationData:
 
     def __len__(self) -> int:
         return len(self.labels)
+
+    @property
+    def image_shape(self) -> tuple[int | None, ...] | None:
+        """Shape of one image, None where it is unknown, or None without known rank."""
+        if self._images is not None:
+            return self._images.shape[1:]
+        shape = self._stream.element_spec[0].shape
+        return None if shape.rank is None else tuple(shape.as_list()[1:])
 
     def batches(
         self,
@@ -66,7 +76,7 @@ class EvaluationData:
                 tf.data.Dataset do not ascend.
             TypeError: If rows or `batch_size` are not ints.
         """
-        check_int("batch_size", batch_size, 1)
+        check_int("batch_size", batch_size, minimum=1)
         if rows is not None:
             rows = check_ids(rows, len(self), "rows")
         if self._stream is not None:
@@ -124,7 +134,7 @@ def _arrays(data: Any, name: str) -> tuple[np.ndarray, np.ndarray]:
             "arrays or a batched tf.data.Dataset of (x, y). "
             f"Received: {name} of type {type(data)}"
         )
-    images = np.asarray(data[0])
+    images = as_array(name, data[0])
     if images.ndim < 2 or images.dtype.kind not in "uif":
         raise TypeError(
             f"`{name}` must have images of one size as one array of numbers. "
@@ -132,6 +142,7 @@ def _arrays(data: Any, name: str) -> tuple[np.ndarray, np.ndarray]:
         )
     if not len(images):
         raise ValueError(f"`{name}` must not be empty. Received: 0 images")
+    check_finite(name, images, "images")
     labels = check_labels(data[1], f"{name} labels")
     if len(images) != len(labels):
         raise ValueError(
@@ -177,6 +188,7 @@ def _read_labels(stream: tf.data.Dataset, name: str) -> np.ndarray:
                 "`.batch(...)` on it if it is not batched. Received: an element of "
                 f"shapes {images.shape} and {labels.shape}"
             )
+        check_finite(name, images.numpy(), "images of a batch")
         parts.append(labels.numpy())
     if not parts:
         raise ValueError(f"`{name}` must not be empty. Received: no batch")

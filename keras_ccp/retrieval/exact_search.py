@@ -12,8 +12,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from keras_ccp.arguments import check_bool, check_int
 from keras_ccp.retrieval.scores import Scores
-from keras_ccp.retrieval.validation import as_count, as_embeddings
+from keras_ccp.retrieval.validation import as_embeddings, safe_shift
 
 # Scores held at once when the user names no chunk size: 64 MB of float32.
 _CHUNK_SCORES = 2**24
@@ -79,24 +80,33 @@ def search(
     Raises:
         ValueError: for wrong shapes, values that are not finite, `k` out of range, or
             `exclude_self` with sets of unequal length.
-        TypeError: for a `k` or `chunk_size` that is no integer.
+        TypeError: for embeddings that are no real numbers, a `k` or `chunk_size` that
+            is no integer, or an `exclude_self` that is no boolean.
     """
     query = as_embeddings("query_embeddings", query_embeddings)
     gallery = as_embeddings("gallery_embeddings", gallery_embeddings, query.shape[1])
+    check_bool("exclude_self", exclude_self)
     if exclude_self and len(query) != len(gallery):
         raise ValueError(
-            "exclude_self: expected query and gallery to be one set. Received: "
-            f"{len(query)} queries and a gallery of {len(gallery)}"
+            "`exclude_self` must be False unless query and gallery are one set. "
+            f"Received: {len(query)} queries and a gallery of {len(gallery)}"
         )
-    k = as_count("k", k, len(gallery) - bool(exclude_self))
+    check_int("k", k, minimum=1)
+    k, most = int(k), len(gallery) - bool(exclude_self)
+    if k > most:
+        raise ValueError(
+            f"`k` must be at most {most}, the rows there are to find. Received: k={k}"
+        )
     if chunk_size is not None:
-        chunk_size = as_count("chunk_size", chunk_size)
+        check_int("chunk_size", chunk_size, minimum=1)
     distances = np.empty((len(query), k), np.float32)
     indices = np.empty((len(query), k), np.int64)
     searcher = ExactSearcher(query, gallery, exclude_self, chunk_size)
     for found in searcher.candidates(np.arange(len(query)), k):
         found = searcher.refine(found, found.indices >= 0)
-        distances[found.rows] = np.sqrt(found.distances[:, :k])
+        nearest = np.sqrt(found.distances[:, :k])
+        with np.errstate(over="ignore"):  # float64 distances beyond float32
+            distances[found.rows] = np.ldexp(nearest, -searcher.shift)
         indices[found.rows] = found.indices[:, :k]
     return distances, indices
 
@@ -109,6 +119,10 @@ class ExactSearcher:
         gallery: `(num_gallery, dim)` likewise.
         exclude_self: bool, query `i` does not find gallery row `i`.
         chunk_size: int or `None`, queries handled at once.
+
+    Attributes:
+        shift: int, the distances here are the true ones times 2 to this power: not 0
+            if their squares would leave the range of float64.
     """
 
     def __init__(
@@ -118,6 +132,15 @@ class ExactSearcher:
         exclude_self: bool,
         chunk_size: int | None,
     ):
+        self.shift = safe_shift(query, gallery)
+        if self.shift:
+            is_one_set = query is gallery
+            gallery = np.ldexp(gallery.astype(np.float64), self.shift)
+            query = (
+                gallery
+                if is_one_set
+                else np.ldexp(query.astype(np.float64), self.shift)
+            )
         self.query, self.gallery = query, gallery
         self.exclude_self = exclude_self
         self.chunk_size = chunk_size or max(64, _CHUNK_SCORES // len(gallery))

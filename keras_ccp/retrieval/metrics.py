@@ -1,23 +1,25 @@
 """Retrieval metrics (P@1, P@R, MAP@R, R@k) and the covering radius."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable
+from typing import Any
 
 import numpy as np
 
+from keras_ccp.arguments import as_floats, check_int
 from keras_ccp.retrieval.exact_search import ExactSearcher
-from keras_ccp.retrieval.validation import as_count, as_embeddings, as_labels
+from keras_ccp.retrieval.validation import as_embeddings, as_labels, safe_shift
 
 _METRICS = ("precision_at_1", "precision_at_r", "map_at_r")
-_RECALL = re.compile(r"recall_at_([1-9]\d*)")
+_RECALL = re.compile(r"recall_at_([1-9][0-9]{0,8})")
 
 
 def evaluate(
     query_embeddings: np.ndarray,
-    query_labels: np.ndarray,
+    query_labels: Any,
     gallery_embeddings: np.ndarray | None = None,
-    gallery_labels: np.ndarray | None = None,
-    metrics: Sequence[str] = _METRICS,
+    gallery_labels: Any = None,
+    metrics: Iterable[str] = _METRICS,
     chunk_size: int | None = None,
 ) -> dict[str, float | int]:
     """Measures how well queries find their class in a gallery, by exact search.
@@ -38,11 +40,11 @@ def evaluate(
 
     Args:
         query_embeddings: `(num_queries, dim)` floats.
-        query_labels: `(num_queries,)` ints from 0 on.
+        query_labels: `(num_queries,)` or `(num_queries, 1)` ints from 0 on.
         gallery_embeddings: `(num_gallery, dim)` floats. Defaults to `None`: the queries
             are searched in themselves, each without its own row (by index: a duplicate
             under another index is found).
-        gallery_labels: `(num_gallery,)` ints from 0 on, given with the gallery.
+        gallery_labels: likewise for the gallery, given with it.
         metrics: names from the list above.
         chunk_size: int, queries handled at once. Defaults to `None`: as many as need
             about 64 MB.
@@ -52,12 +54,15 @@ def evaluate(
         (those that were scored) and `num_skipped`.
 
     Raises:
-        ValueError: for wrong shapes, embeddings that are not finite, wrong labels, an
-            unknown metric, a gallery without labels or labels without a gallery, or if
-            no query has a true reference.
-        TypeError: for labels or a `chunk_size` that are no integers.
+        ValueError: for wrong shapes, embeddings that are not finite, wrong labels
+            (floats are), an unknown metric, a gallery without labels or labels without
+            a gallery, or if no query has a true reference.
+        TypeError: for embeddings or labels that are no numbers, a `chunk_size` that is
+            no integer, or `metrics` that are no list.
     """
-    recalls = _recalls(metrics)
+    metrics = _checked_metrics(metrics)
+    matches = {name: _RECALL.fullmatch(name) for name in metrics}
+    recalls = {name: int(match[1]) for name, match in matches.items() if match}
     query = as_embeddings("query_embeddings", query_embeddings)
     labels = as_labels("query_labels", query_labels, len(query))
     is_one_set = gallery_embeddings is None and gallery_labels is None
@@ -65,13 +70,13 @@ def evaluate(
     if not is_one_set:
         gallery, known = _checked_gallery(gallery_embeddings, gallery_labels, query)
     if chunk_size is not None:
-        chunk_size = as_count("chunk_size", chunk_size)
+        check_int("chunk_size", chunk_size, minimum=1)
 
     num_references = _count_references(labels, known) - is_one_set
     scored = np.flatnonzero(num_references)
     if scored.size == 0:
         raise ValueError(
-            "query_labels: expected a query with a true reference, but all "
+            "`query_labels` must have a query with a true reference, but all "
             f"{len(query)} queries are skipped: no class of theirs has another row "
             f"in the gallery. Received: {len(np.unique(labels))} query classes"
         )
@@ -96,30 +101,28 @@ def _checked_gallery(embeddings, labels, query):
     if embeddings is None or labels is None:
         missing = "gallery_labels" if labels is None else "gallery_embeddings"
         raise ValueError(
-            f"{missing}: expected with the other half of the gallery, or neither. "
+            f"`{missing}` must come with the other half of the gallery, or neither. "
             f"Received: {missing}=None"
         )
     embeddings = as_embeddings("gallery_embeddings", embeddings, query.shape[1])
     return embeddings, as_labels("gallery_labels", labels, len(embeddings))
 
 
-def _recalls(metrics):
-    """`{"recall_at_<k>": k}` of the names asked for; refuses unknown names."""
-    if isinstance(metrics, str):
+def _checked_metrics(metrics):
+    """The names asked for as a tuple; refuses unknown ones."""
+    if isinstance(metrics, str) or not isinstance(metrics, Iterable):
         raise TypeError(
-            f"metrics: expected a list of names. Received: metrics={metrics!r}"
+            f"`metrics` must be a list of names. Received: metrics={metrics!r}"
         )
-    recalls = {}
+    metrics = tuple(metrics)
     for name in metrics:
-        match = _RECALL.fullmatch(str(name))
-        if match:
-            recalls[name] = int(match.group(1))
-        elif name not in _METRICS:
+        known = isinstance(name, str) and (name in _METRICS or _RECALL.fullmatch(name))
+        if not known:
             raise ValueError(
-                f"metrics: expected names out of {', '.join(_METRICS)}, recall_at_<k>. "
-                f"Received: {name!r}"
+                f"`metrics` must be names out of {', '.join(_METRICS)}, recall_at_<k> "
+                f"with k from 1 to 999999999. Received: {name!r}"
             )
-    return recalls
+    return metrics
 
 
 def _count_references(labels, known):
@@ -188,7 +191,7 @@ def _score(values, recalls, rows, hits, num_references):
 
 
 def covering_radius(
-    embeddings: np.ndarray, labels: np.ndarray, centers: np.ndarray | None = None
+    embeddings: np.ndarray, labels: Any, centers: np.ndarray | None = None
 ) -> float:
     """Mean over the classes of the largest distance from a sample to its center.
 
@@ -199,7 +202,7 @@ def covering_radius(
 
     Args:
         embeddings: `(n, dim)` floats.
-        labels: `(n,)` ints from 0 on.
+        labels: `(n,)` or `(n, 1)` ints from 0 on.
         centers: `(num_classes, centers_per_class, dim)` floats, row `c` for label `c`,
             for example the proxies. Defaults to `None`: the mean of each class is its
             only center.
@@ -208,37 +211,38 @@ def covering_radius(
         The mean radius, a float.
 
     Raises:
-        ValueError: for wrong shapes, values that are not finite, or a label without a
-            row in `centers`.
-        TypeError: for labels that are no integers.
+        ValueError: for wrong shapes, values that are not finite, labels that are no
+            integers from 0 on, or a label without a row in `centers`.
+        TypeError: for embeddings, labels or centers that are no numbers.
     """
     embeddings = as_embeddings("embeddings", embeddings)
     labels = as_labels("labels", labels, len(embeddings))
     if centers is not None:
-        centers = np.asarray(centers)
+        centers = as_floats("centers", centers)
         if centers.ndim != 3 or labels.max() >= len(centers):
             raise ValueError(
-                "centers: expected shape (num_classes, centers_per_class, dim) with a "
-                f"row for each label up to {labels.max()}. "
+                "`centers` must have shape (num_classes, centers_per_class, dim), with "
+                f"a row for each label up to {labels.max()}. "
                 f"Received: centers.shape={centers.shape}"
             )
         flat = as_embeddings(
             "centers", centers.reshape(-1, centers.shape[2]), embeddings.shape[1]
         )
         centers = flat.reshape(centers.shape)
+    shift = safe_shift(embeddings, *([] if centers is None else [centers]))
     order = np.argsort(labels, kind="stable")
     classes, starts = np.unique(labels[order], return_index=True)
     radii = np.empty(len(classes))
     for place, members in enumerate(np.split(order, starts[1:])):
-        samples = embeddings[members].astype(np.float64)
+        samples = np.ldexp(embeddings[members].astype(np.float64), shift)
         if centers is None:
             own = samples.mean(axis=0, keepdims=True)
         else:
-            own = centers[classes[place]]
+            own = np.ldexp(centers[classes[place]].astype(np.float64), shift)
         nearest = np.full(len(samples), np.inf)
         for center in own:
             difference = samples - center
             squared = np.einsum("nd,nd->n", difference, difference)
             np.minimum(nearest, squared, out=nearest)
         radii[place] = np.sqrt(nearest.max())
-    return float(radii.mean())
+    return float(np.ldexp(radii.mean(), -shift))

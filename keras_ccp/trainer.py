@@ -1,0 +1,129 @@
+"""Trainer: fit and evaluate for a model that makes embeddings of labelled images."""
+
+from typing import Any
+
+import keras
+
+from keras_ccp import retrieval
+from keras_ccp.arguments import refuse_sample_weight
+from keras_ccp.fit_checks import EndOfData, check_steps, ordered
+from keras_ccp.pipeline import EvaluationData
+from keras_ccp.training_data import (
+    check_image_shape,
+    checked_training_data,
+    label_errors,
+)
+
+
+class Trainer(keras.Model):
+    """A Keras model whose data are checked before time is spent on them.
+
+    What it is evaluated by are retrieval metrics. A subclass says what fits it by
+    `image_shape` and `label_bound`.
+    """
+
+    def fit(
+        self,
+        x: Any = None,
+        y: Any = None,
+        batch_size: int | None = None,
+        epochs: int = 1,
+        verbose: int | str = "auto",
+        callbacks: Any = None,
+        **kwargs,
+    ) -> keras.callbacks.History:
+        """Trains the model, as `keras.Model.fit` does.
+
+        Data are checked first. `CCPCallback` runs before the other callbacks, which
+        find its values in their logs.
+
+        Args:
+            x: images, or batches of `(images, labels)` as `balanced_batches` gives.
+            y: `(n,)` integer labels where `x` is an array of images.
+            batch_size: int, size of a batch where `x` is an array. Defaults to 32.
+            epochs: int, number of epochs. Defaults to 1.
+            verbose: as for `keras.Model.fit`.
+            callbacks: list of Keras callbacks.
+            **kwargs: further arguments of `keras.Model.fit`.
+
+        Returns:
+            `keras.callbacks.History`.
+
+        Raises:
+            TypeError: if the data have no labels.
+            ValueError: if labels do not fit, sample weights are given, nothing can be
+                trained, or the data end before the epoch does.
+        """
+        for argument in ("sample_weight", "class_weight"):
+            refuse_sample_weight(kwargs.get(argument), argument)
+        if not self.trainable_variables:
+            raise ValueError(
+                "There must be something to train. Received: an embedder with all "
+                "layers frozen and no proxies; set `trainable = True` and compile again"
+            )
+        x, y = checked_training_data(x, y, self.label_bound, self.image_shape)
+        check_steps(x, kwargs.get("steps_per_epoch"))
+        if y is None and not isinstance(x, keras.utils.PyDataset):
+            # Keras' default would warn that it cannot shuffle a stream.
+            kwargs.setdefault("shuffle", False)
+        end_of_data = EndOfData()
+        callbacks = [*ordered(callbacks), end_of_data]
+        with label_errors():
+            history = super().fit(
+                x, y, batch_size, epochs, verbose, callbacks=callbacks, **kwargs
+            )
+        if end_of_data.message:
+            raise ValueError(end_of_data.message)
+        return history
+
+    def train_on_batch(
+        self, x: Any, y: Any = None, sample_weight: None = None, **kwargs
+    ) -> Any:
+        """Takes one step, as `keras.Model.train_on_batch` does.
+
+        Args:
+            x: `(batch, height, width, channels)` images.
+            y: `(batch,)` integer labels.
+            sample_weight: must be `None`.
+            **kwargs: further arguments of `keras.Model.train_on_batch`.
+
+        Raises:
+            TypeError: if labels are missing or are not integers.
+            ValueError: if labels do not fit or sample weights are given.
+        """
+        refuse_sample_weight(sample_weight)
+        x, y = checked_training_data(x, y, self.label_bound, self.image_shape)
+        return super().train_on_batch(x, y, **kwargs)
+
+    def evaluate(self, x: Any = None, y: Any = None, **kwargs) -> dict:
+        """Retrieval metrics of images among themselves, of any classes.
+
+        Args:
+            x: images, a `Dataset`, or a finite batched `tf.data.Dataset` of
+                `(images, labels)`.
+            y: `(n,)` integer labels where `x` is an array of images.
+            **kwargs: other arguments of `keras.Model.evaluate`; not used.
+
+        Returns:
+            dict of `retrieval.evaluate`: `precision_at_1`, `precision_at_r`,
+            `map_at_r`, `num_queries`, `num_skipped`.
+
+        Raises:
+            ValueError: if sample weights or steps are given, or labels do not fit.
+        """
+        refuse_sample_weight(kwargs.get("sample_weight"))
+        if kwargs.get("steps") is not None:
+            raise ValueError(
+                "`steps` must be None, since retrieval needs every image; pass fewer "
+                f"images instead. Received: steps={kwargs['steps']!r}"
+            )
+        data = EvaluationData(x if y is None else (x, y), "x")
+        check_image_shape("x", data.image_shape, self.image_shape)
+        embeddings = self.predict(data.batches(), verbose=0)
+        return retrieval.evaluate(embeddings, data.labels)
+
+    def test_step(self, data):
+        raise ValueError(
+            "There is no test loss, since unseen classes have no proxies: use "
+            "model.evaluate(images, labels), which reports retrieval metrics"
+        )
