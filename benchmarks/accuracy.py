@@ -20,8 +20,8 @@ import train_emoji  # noqa: E402
 
 METHODS = {
     "pairwise": {"proxies_per_class": 0, "switching": False},
-    "no switching": {"proxies_per_class": 2, "switching": False},
-    "CCP": {"proxies_per_class": 2, "switching": True},
+    "no switching": {"proxies_per_class": 4, "switching": False},
+    "CCP": {"proxies_per_class": 4, "switching": True},
 }
 
 
