@@ -6,6 +6,7 @@ import keras
 
 from keras_ccp import retrieval
 from keras_ccp.arguments import refuse_sample_weight
+from keras_ccp.datasets import Dataset
 from keras_ccp.fit_checks import EndOfData, check_steps, ordered
 from keras_ccp.pipeline import EvaluationData
 from keras_ccp.training_data import (
@@ -66,6 +67,9 @@ class Trainer(keras.Model):
         if y is None and not isinstance(x, keras.utils.PyDataset):
             # Keras' default would warn that it cannot shuffle a stream.
             kwargs.setdefault("shuffle", False)
+        validation = kwargs.get("validation_data")
+        if isinstance(validation, Dataset):
+            kwargs["validation_data"] = (validation.images, validation.labels)
         end_of_data = EndOfData()
         callbacks = [*ordered(callbacks), end_of_data]
         with label_errors():
