@@ -360,6 +360,7 @@ def test_saved_models_take_the_same_next_step_in_a_new_process(tmp_path):
         model.save(tmp_path / f"{name}.keras")
     subprocess.run([sys.executable, "-c", NEXT_STEP, str(tmp_path)], check=True)
     for name, model in models.items():
+        model.reset_metrics()  # Keras before 3.15 goes on with the means of fit.
         logs = model.train_on_batch(x, y, return_dict=True)
         here = [logs[key] for key in sorted(logs)] + model.get_weights()
         with np.load(tmp_path / f"{name}.npz") as there:
@@ -531,7 +532,8 @@ def test_evaluate_refuses_images_of_another_size():
 
 def test_images_must_be_finite():
     inputs = keras.Input((8, 8, 3))
-    model = compiled(CCPModel(build_embedder(keras.Model(inputs, inputs), 3), 4))
+    backbone = keras.Model(inputs, keras.layers.Conv2D(2, 3)(inputs))
+    model = compiled(CCPModel(build_embedder(backbone, 3), 4))
     images = small_data().images.astype("float32")
     images[5, 0, 0, 0] = np.nan
     with pytest.raises(ValueError, match="`x` must .* the first at 5"):
