@@ -75,6 +75,7 @@ def make_model(num_classes: int, steps: int, proxies_per_class: int = 4) -> CCPM
         build_embedder(small_cnn(), embedding_dim=64, pooling="flatten"),
         num_classes=num_classes,
         proxies_per_class=proxies_per_class,
+        in_batch_weight=1.0,
     )
     schedule = keras.optimizers.schedules.CosineDecay(3e-3, steps, alpha=0.02)
     model.compile(keras.optimizers.Adam(schedule), losses.MultiSimilarityLoss())
@@ -165,7 +166,7 @@ def main() -> None:
     print(f"training:   {training}\nvalidation: {validation}\nunseen:     {test}")
 
     results = {"raw_pixels": score(raw_pixels(test.images), test.labels)}
-    steps = 200 if arguments.quick else STEPS
+    steps = 300 if arguments.quick else STEPS
     model = make_model(training.num_classes, steps)
     results["untrained"] = score(model.predict(test.images, verbose=0), test.labels)
     callback = train(
