@@ -15,9 +15,10 @@ LOAD_ALONE = """
 import sys
 import numpy as np
 import tensorflow as tf
-embed = tf.saved_model.load(sys.argv[1]).serve
+model = tf.saved_model.load(sys.argv[1])
 images = np.load(sys.argv[2])["images"]
-np.save(sys.argv[3], np.concatenate([embed(part) for part in np.split(images, 6)]))
+parts = np.split(images, 6)
+np.save(sys.argv[3], np.concatenate([model.serve(part) for part in parts]))
 print("keras_ccp" in sys.modules)
 """
 
