@@ -25,6 +25,50 @@ def sum_over_replicas(tensor: tf.Tensor) -> tf.Tensor:
     return context.all_reduce(tf.distribute.ReduceOp.SUM, tensor)
 
 
+def gather_batch(tensor: tf.Tensor) -> tf.Tensor:
+    """Rows that all replicas hold together, those of this replica first.
+
+    Row `i` of the result is row `i` of `tensor`, so pair `(i, i)` stays that of a
+    sample with itself. A gradient flows back to the replica that a row came from.
+
+    Args:
+        tensor: `(batch, ...)` tensor. Replicas may hold different numbers of rows.
+
+    Returns:
+        `(rows of all replicas, ...)` tensor: this replica's rows, those of the
+        replicas after it, then those of the replicas before it. `tensor` itself
+        with a single replica, or outside the replicas.
+    """
+    rows = gather_rows(tensor)
+    if rows is tensor:
+        return tensor
+    return tf.roll(rows, -_rows_before(tensor), axis=0)
+
+
+def gather_rows(tensor: tf.Tensor) -> tf.Tensor:
+    """Rows that all replicas hold together, in the order of the whole batch.
+
+    Args:
+        tensor: `(batch, ...)` tensor. Replicas may hold different numbers of rows.
+
+    Returns:
+        `(rows of all replicas, ...)` tensor, equal on every replica. `tensor` itself
+        with a single replica, or outside the replicas. A gradient flows back to the
+        replica that a row came from.
+    """
+    context = tf.distribute.get_replica_context()
+    if context is None or context.num_replicas_in_sync == 1:
+        return tensor
+    return context.all_gather(tensor, axis=0)
+
+
+def _rows_before(tensor):
+    """Number of rows on the replicas before this one."""
+    context = tf.distribute.get_replica_context()
+    sizes = context.all_gather(tf.shape(tensor)[:1], axis=0)
+    return tf.reduce_sum(sizes[: context.replica_id_in_sync_group])
+
+
 def num_replicas() -> int:
     """Number of replicas that take the running step together.
 

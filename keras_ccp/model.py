@@ -113,14 +113,12 @@ class CCPModel(Trainer):
         return self.normalize(self.embedder(images, training=training))
 
     def _pair_loss(self, labels: tf.Tensor, embeddings: tf.Tensor) -> tf.Tensor:
-        batch = labels, embeddings
         if self.proxy_bank is None:
-            return tf.reduce_mean(self.loss.pairs(*batch, *batch, exclude_self=True))
+            return tf.reduce_mean(self.loss.call(labels, embeddings))
         proxies = self.normalize(self.proxy_bank.rows())
-        rows = self.loss.pairs(*batch, self.proxy_bank.labels, proxies)
+        rows = self.loss.pairs(labels, embeddings, self.proxy_bank.labels, proxies)
         if self.in_batch_weight:
-            in_batch = self.loss.pairs(*batch, *batch, exclude_self=True)
-            rows += self.in_batch_weight * in_batch
+            rows += self.in_batch_weight * self.loss.call(labels, embeddings)
         return tf.reduce_mean(rows)
 
     def compute_loss(

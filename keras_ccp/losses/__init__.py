@@ -5,6 +5,7 @@ from keras_ccp.losses.cosine_contrastive import (
     CosineContrastiveLoss,
     cosine_contrastive_loss,
 )
+from keras_ccp.losses.function_loss import FunctionLoss
 from keras_ccp.losses.multi_similarity import (
     MultiSimilarityLoss,
     multi_similarity_loss,
@@ -40,8 +41,12 @@ def get(loss: PairLoss | str) -> PairLoss:
             f"`loss` must be a loss, not its class: call it, {loss.__name__}(). "
             f"Received: loss={loss!r}"
         )
-    if callable(getattr(loss, "pairs", None)):
+    if isinstance(loss, PairLoss):
         return loss
+    if callable(getattr(loss, "pairs", None)):
+        return FunctionLoss(loss.pairs, name=getattr(loss, "name", None))
+    if callable(loss) and not isinstance(loss, keras.losses.Loss):
+        return FunctionLoss(loss)
     names = ", ".join(f'"{name}"' for name in _BY_NAME)
     if not isinstance(loss, str):
         raise TypeError(

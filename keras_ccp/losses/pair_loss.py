@@ -6,6 +6,7 @@ import keras
 import tensorflow as tf
 
 from keras_ccp.arguments import check_number
+from keras_ccp.distribute import gather_batch
 
 
 @keras.saving.register_keras_serializable(package="keras_ccp")
@@ -34,8 +35,9 @@ class PairLoss(keras.losses.Loss):
     def call(self, y_true: tf.Tensor, y_pred: tf.Tensor) -> tf.Tensor:
         """Loss of the pairs inside one batch, without pairs of a sample with itself.
 
-        Each replica pairs the samples it holds. Only this method decides what the
-        batch is paired with.
+        The batch is the global one: each replica pairs the samples it holds with those
+        of all replicas, whose gradient flows back to where they came from. Only this
+        method decides what the batch is paired with.
 
         Args:
             y_true: `(batch,)` or `(batch, 1)` tensor of class labels.
@@ -44,7 +46,8 @@ class PairLoss(keras.losses.Loss):
         Returns:
             `(batch,)` tensor; its mean is the loss.
         """
-        return self.pairs(y_true, y_pred, y_true, y_pred, exclude_self=True)
+        references = gather_batch(y_true), gather_batch(y_pred)
+        return self.pairs(y_true, y_pred, *references, exclude_self=True)
 
     def pairs(
         self,
