@@ -1,5 +1,7 @@
 """Losses over pairs: of one batch, or of a batch and proxies, a memory or samples."""
 
+import keras
+
 from keras_ccp.losses.contrastive import ContrastiveLoss, contrastive_loss
 from keras_ccp.losses.cosine_contrastive import (
     CosineContrastiveLoss,
@@ -60,6 +62,7 @@ def get(loss: PairLoss | str) -> PairLoss:
 __all__ = [
     "ContrastiveLoss",
     "CosineContrastiveLoss",
+    "FunctionLoss",
     "MultiSimilarityLoss",
     "PairLoss",
     "TripletLoss",
