@@ -8,6 +8,7 @@ from keras_ccp.layers import LipschitzNormalization
 from keras_ccp.model import CCPModel
 from keras_ccp.pipeline import balanced_batches
 from keras_ccp.proxies import ProxyBank
+from keras_ccp.warm_up import WarmUp
 
 __version__ = "0.1.0"
 
@@ -16,6 +17,7 @@ __all__ = [
     "CCPModel",
     "LipschitzNormalization",
     "ProxyBank",
+    "WarmUp",
     "backbones",
     "balanced_batches",
     "build_embedder",

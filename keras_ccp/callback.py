@@ -24,7 +24,7 @@ class _Best:
 
     map_at_r: float = -np.inf
     embedder_weights: list[np.ndarray] | None = None
-    proxies: np.ndarray | None = None
+    references: list[np.ndarray] | None = None
 
 
 class CCPCallback(keras.callbacks.Callback):
@@ -116,7 +116,7 @@ class CCPCallback(keras.callbacks.Callback):
     @property
     def num_projections(self) -> int:
         """Switches so far in this `fit`."""
-        return int(self.model.num_projections)
+        return int(self.model.num_projections.numpy())
 
     # ==== Keras events ====
 
@@ -128,7 +128,7 @@ class CCPCallback(keras.callbacks.Callback):
         # So that there is something to go back to if the first steps diverge.
         self._best_of_run = self._state(-np.inf)
         if self._switches:
-            self._choose_first_proxies()
+            self._choose_first_references()
 
     def on_epoch_end(self, epoch, logs=None):
         metrics = self.evaluate() if self._is_finite() else None
@@ -173,8 +173,7 @@ class CCPCallback(keras.callbacks.Callback):
         Raises:
             ValueError: if the model has no proxies.
         """
-        bank = self.model.proxy_bank
-        if bank is None:
+        if not self._switches:
             raise ValueError(
                 "`switch` needs a model with proxies. Received: proxies_per_class=0"
             )
@@ -182,15 +181,13 @@ class CCPCallback(keras.callbacks.Callback):
         current = self.model.embedder.get_weights()
         self._restore(best)
         self.model.take_snapshot()
-        converged = self.model.normalize(bank.proxies)
+        converged = self._embedded_references()
         if not self.restore_on_switch:
             self.model.embedder.set_weights(current)
-        proxies = self.pool.choose_proxies(self.model, covered=np.asarray(converged))
-        if proxies is None:
+        if not self._choose_references(covered=converged):
             self._stop("the embeddings of `pool` are no longer finite")
             self._restore(self._best_of_run)
             return
-        self._assign_proxies(proxies)
         self.model.num_projections.assign_add(1)
         self.wait = 0
         self._best_of_problem = _Best()
@@ -202,7 +199,7 @@ class CCPCallback(keras.callbacks.Callback):
 
     @property
     def _switches(self) -> bool:
-        return self.model.proxy_bank is not None
+        return self.model.reference_bank is not None
 
     @property
     def _may_switch(self) -> bool:
@@ -227,19 +224,40 @@ class CCPCallback(keras.callbacks.Callback):
         # Not the embeddings alone: ReLU turns the NaN of broken weights into zeros.
         return all(np.isfinite(weight).all() for weight in self.model.get_weights())
 
-    def _choose_first_proxies(self) -> None:
-        self.pool.check(self.model.proxy_bank)
+    def _choose_first_references(self) -> None:
+        num_classes = self.model.num_classes
+        self.pool.check(num_classes, self.model.proxies_per_class)
         # Nothing is covered yet. As in the published code the first pick is the
         # image farthest from the origin.
-        bank = self.model.proxy_bank
-        origin = np.zeros((bank.num_classes, 1, bank.embedding_dim), "float32")
-        proxies = self.pool.choose_proxies(self.model, covered=origin)
-        if proxies is None:
+        dim = self.model.embedder.output_shape[-1]
+        origin = np.zeros((num_classes, 1, dim), "float32")
+        if not self._choose_references(covered=origin):
             raise ValueError(
                 "`pool` must have finite embeddings under the starting weights. "
                 "Received: NaN or infinity; look at the images and the embedder"
             )
-        self._assign_proxies(proxies)
+
+    def _choose_references(self, covered: np.ndarray) -> bool:
+        """Chooses and assigns new references; says whether embeddings are finite."""
+        chosen = self.pool.choose(self.model, covered)
+        if chosen is None:
+            return False
+        rows, embeddings = chosen
+        if self.model.sample_bank is not None:
+            self.model.sample_bank.assign(self.pool.images(rows))
+            return True
+        self.model.proxy_bank.assign(embeddings)
+        if self.model.optimizer is not None:
+            reset_slots(self.model.optimizer, self.model.proxy_bank.proxies)
+        return True
+
+    def _embedded_references(self) -> np.ndarray:
+        """`(num_classes, proxies_per_class, dim)` references as they are now."""
+        bank = self.model.reference_bank
+        if self.model.sample_bank is None:
+            return np.asarray(self.model.normalize(bank.proxies))
+        embeddings = self.model.predict(bank.rows(), verbose=0)
+        return embeddings.reshape(bank.num_classes, bank.samples_per_class, -1)
 
     def _embed(self, data: EvaluationData, rows: np.ndarray | None = None):
         return self.model.predict(data.batches(rows), verbose=0)
@@ -258,25 +276,20 @@ class CCPCallback(keras.callbacks.Callback):
             self._best_of_run = self._best_of_problem
 
     def _state(self, map_at_r: float) -> _Best:
-        bank = self.model.proxy_bank
+        bank = self.model.reference_bank
         return _Best(
             map_at_r,
             self.model.embedder.get_weights(),
-            None if bank is None else bank.proxies.numpy(),
+            None if bank is None else bank.get_weights(),
         )
 
     def _restore(self, best: _Best) -> None:
         if best.embedder_weights is None:
             return
         self.model.embedder.set_weights(best.embedder_weights)
-        if best.proxies is not None:
-            self.model.proxy_bank.assign(best.proxies)
+        if best.references is not None:
+            self.model.reference_bank.set_weights(best.references)
 
     def _stop(self, reason: str) -> None:
         logger.warning("training stopped: %s", reason)
         self.model.stop_training = True
-
-    def _assign_proxies(self, proxies: np.ndarray) -> None:
-        self.model.proxy_bank.assign(proxies)
-        if self.model.optimizer is not None:
-            reset_slots(self.model.optimizer, self.model.proxy_bank.proxies)

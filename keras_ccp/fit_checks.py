@@ -59,6 +59,9 @@ class EndOfData(keras.callbacks.Callback):
 
     message = None
 
+    def on_train_begin(self, logs=None):
+        self.model.check_start()
+
     def on_epoch_begin(self, epoch, logs=None):
         self._batches = 0
 

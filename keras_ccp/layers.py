@@ -29,13 +29,10 @@ def lipschitz_normalize(vectors: tf.Tensor) -> tf.Tensor:
     """
     vectors = tf.convert_to_tensor(vectors)
     wide = _at_least_float32(vectors)
-    # The result does not depend on the length of a vector outside the ball, so one
-    # with a component above 2 may be shortened to a largest component of 2 first,
-    # which keeps its square finite and the vector outside. The scale is a constant
-    # for the gradient for the same reason.
-    largest = tf.reduce_max(tf.abs(wide), axis=-1, keepdims=True)
-    wide /= tf.stop_gradient(tf.maximum(1.0, largest / 2.0))
-    return tf.cast(wide / _norm_or_one(wide), vectors.dtype)
+    norms = euclidean_norms(wide)
+    # A condition, so that the boundary belongs to the inside.
+    norms = tf.where(norms > 1.0, norms, tf.ones_like(norms))
+    return tf.cast(_divide(wide, norms, norms > 1.0), vectors.dtype)
 
 
 def l2_normalize(vectors: tf.Tensor) -> tf.Tensor:
@@ -52,26 +49,57 @@ def l2_normalize(vectors: tf.Tensor) -> tf.Tensor:
     """
     vectors = tf.convert_to_tensor(vectors)
     wide = _at_least_float32(vectors)
-    # A largest component of 2 puts every vector outside the ball, so that projecting
-    # onto the ball gives unit length. Below the threshold a vector is taken for zero.
-    largest = tf.reduce_max(tf.abs(wide), axis=-1, keepdims=True)
-    scale = tf.where(largest > 1e-12, largest / 2.0, tf.ones_like(largest))
-    wide /= tf.stop_gradient(scale)
-    return tf.cast(wide / _norm_or_one(wide), vectors.dtype)
+    norms = euclidean_norms(wide)
+    # Below the threshold a vector is taken for zero.
+    is_zero = norms <= 1e-12
+    norms = tf.where(is_zero, tf.ones_like(norms), norms)
+    return tf.cast(_divide(wide, norms, tf.logical_not(is_zero)), vectors.dtype)
+
+
+def euclidean_norms(vectors: tf.Tensor) -> tf.Tensor:
+    """Lengths of vectors, whose squares may over- or underflow.
+
+    Args:
+        vectors: `(..., dim)` float32 or float64 tensor.
+
+    Returns:
+        `(..., 1)` tensor, a constant for the gradient.
+    """
+    vectors = tf.stop_gradient(vectors)
+    squares = tf.reduce_sum(tf.square(vectors), axis=-1, keepdims=True)
+    # Plain squares are one pass over the vectors, which are many where they are
+    # proxies; lengths whose square is not a plain number take three.
+    is_plain = tf.reduce_all((squares > 1e-20) & (squares < 1e20))
+    return tf.cond(is_plain, lambda: tf.sqrt(squares), lambda: _scaled_norms(vectors))
+
+
+def _scaled_norms(vectors):
+    """Norms as a multiple of the largest component, whose square is finite."""
+    largest = tf.reduce_max(tf.abs(vectors), axis=-1, keepdims=True)
+    scaled = tf.math.divide_no_nan(vectors, largest)
+    squares = tf.reduce_sum(tf.square(scaled), axis=-1, keepdims=True)
+    return tf.minimum(largest * tf.sqrt(squares), vectors.dtype.max)
+
+
+@tf.custom_gradient
+def _divide(vectors, norms, is_scaled):
+    """Returns `vectors / norms`; where scaled, norms are those of the vectors.
+
+    The gradient there lacks its part along the vector, whose length has no effect.
+    """
+    outputs = vectors / norms
+
+    def grad(upstream):
+        along = tf.reduce_sum(upstream * outputs, axis=-1, keepdims=True)
+        along = tf.where(is_scaled, along, tf.zeros_like(along))
+        return (upstream - outputs * along) / norms, None, None
+
+    return outputs, grad
 
 
 def _at_least_float32(tensor):
     """Widens float16 and bfloat16; squares of small components underflow there."""
     return tensor if tensor.dtype == tf.float64 else tf.cast(tensor, tf.float32)
-
-
-def _norm_or_one(vectors):
-    """Returns `max(1, ||v||)`, a constant where the norm is at most 1."""
-    squared = tf.reduce_sum(tf.square(vectors), axis=-1, keepdims=True)
-    # The inner maximum keeps the square root away from zero, where its gradient is
-    # infinite; the outer condition makes the boundary belong to the inside.
-    norm = tf.sqrt(tf.maximum(squared, 1.0))
-    return tf.where(norm > 1.0, norm, tf.ones_like(norm))
 
 
 @keras.saving.register_keras_serializable(package="keras_ccp")

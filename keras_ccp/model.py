@@ -9,7 +9,8 @@ from keras_ccp import distribute, losses
 from keras_ccp.arguments import check_int, check_number, refuse_sample_weight
 from keras_ccp.embedder import check_embedder
 from keras_ccp.layers import normalization_layer
-from keras_ccp.proxies import ProxyBank
+from keras_ccp.proxies import ProxyBank, scale_update
+from keras_ccp.samples import SampleBank
 from keras_ccp.snapshot import Snapshot
 from keras_ccp.trainer import Trainer
 
@@ -45,6 +46,11 @@ class CCPModel(Trainer):
             to 0. Without proxies it is not used: the weight is then 1.
         normalization: `"lipschitz"`, `"l2"` or `None`, for embeddings and proxies.
             Defaults to `"lipschitz"`.
+        references: what stands for a class: `"proxies"`, learned points, or
+            `"samples"`, images that are embedded afresh at every step, as many as
+            there would be proxies. Defaults to `"proxies"`.
+        proxy_learning_rate_multiplier: float, proxies move by this multiple of what
+            the optimizer would move them by. Defaults to 1.
         **kwargs: `name` and the other arguments of `keras.Model`.
 
     Raises:
@@ -62,6 +68,8 @@ class CCPModel(Trainer):
         proximal_weight: float = 2e-4,
         in_batch_weight: float = 0.0,
         normalization: str | None = "lipschitz",
+        references: str = "proxies",
+        proxy_learning_rate_multiplier: float = 1.0,
         **kwargs,
     ):
         check_embedder(embedder)
@@ -69,6 +77,13 @@ class CCPModel(Trainer):
         check_int("proxies_per_class", proxies_per_class, minimum=0)
         check_number("proximal_weight", proximal_weight, minimum=0)
         check_number("in_batch_weight", in_batch_weight, minimum=0)
+        multiplier = proxy_learning_rate_multiplier
+        check_number("proxy_learning_rate_multiplier", multiplier, minimum=0)
+        if references not in ("proxies", "samples"):
+            raise ValueError(
+                '`references` must be "proxies" or "samples". '
+                f"Received: references={references!r}"
+            )
         super().__init__(**kwargs)
         self.embedder = embedder
         self.num_classes = num_classes
@@ -77,15 +92,21 @@ class CCPModel(Trainer):
         self.in_batch_weight = in_batch_weight
         self.normalization = normalization
         self.normalize = normalization_layer(normalization, name="normalize")
-        self.proxy_bank = None
-        if proxies_per_class:
-            self.proxy_bank = ProxyBank(
-                num_classes, proxies_per_class, embedder.output_shape[-1], name="bank"
+        self.references = references
+        self.proxy_learning_rate_multiplier = proxy_learning_rate_multiplier
+        self.proxy_bank = self.sample_bank = None
+        sizes = num_classes, proxies_per_class
+        if proxies_per_class and references == "proxies":
+            self.proxy_bank = ProxyBank(*sizes, embedder.output_shape[-1], name="bank")
+        elif proxies_per_class:
+            self.sample_bank = SampleBank(
+                *sizes, self.image_shape, embedder.inputs[0].dtype, name="bank"
             )
         self.snapshot = Snapshot(embedder, proximal_weight, name="snapshot")
         self.num_projections = self.add_weight(
             shape=(), initializer="zeros", dtype="int32", trainable=False
         )
+        self.memory = None
         self._pair_loss_tracker = keras.metrics.Mean(name="pair_loss")
         self._proximal_loss_tracker = keras.metrics.Mean(name="proximal_loss")
         self.built = True
@@ -112,14 +133,27 @@ class CCPModel(Trainer):
     def call(self, images, training=None):
         return self.normalize(self.embedder(images, training=training))
 
+    @property
+    def reference_bank(self) -> ProxyBank | SampleBank | None:
+        """What stands for the classes, `None` with `proxies_per_class=0`."""
+        return self.proxy_bank or self.sample_bank
+
     def _pair_loss(self, labels: tf.Tensor, embeddings: tf.Tensor) -> tf.Tensor:
-        if self.proxy_bank is None:
+        if self.reference_bank is None:
             return tf.reduce_mean(self.loss.call(labels, embeddings))
-        proxies = self.normalize(self.proxy_bank.rows())
-        rows = self.loss.pairs(labels, embeddings, self.proxy_bank.labels, proxies)
+        rows = self.loss.pairs(
+            labels, embeddings, self.reference_bank.labels, self._reference_embeddings()
+        )
         if self.in_batch_weight:
             rows += self.in_batch_weight * self.loss.call(labels, embeddings)
         return tf.reduce_mean(rows)
+
+    def _reference_embeddings(self) -> tf.Tensor:
+        rows = self.reference_bank.rows()
+        if self.sample_bank is not None:
+            return self(rows, training=True)
+        # With many proxies their normalisation is a good part of a step.
+        return rows if self.loss.ignores_length else self.normalize(rows)
 
     def compute_loss(
         self, x=None, y=None, y_pred=None, sample_weight=None, training=True
@@ -151,7 +185,8 @@ class CCPModel(Trainer):
             scaled_loss = self.optimizer.scale_loss(loss)
         weights = self.trainable_weights
         gradients = tape.gradient(scaled_loss, weights)
-        self.optimizer.apply_gradients(zip(gradients, weights, strict=True))
+        with scale_update(self.proxy_bank, self.proxy_learning_rate_multiplier):
+            self.optimizer.apply_gradients(zip(gradients, weights, strict=True))
         return self.compute_metrics(images, labels, embeddings)
 
     # ==== Compile, config and export ====
@@ -181,12 +216,39 @@ class CCPModel(Trainer):
                     f"`{argument}` is not supported: there is one loss, over pairs. "
                     f"Received: {argument}={kwargs[argument]!r}"
                 )
+        if self.memory is not None:
+            # Of another loss; Keras would go on to save it.
+            self._layers.remove(self.memory)
+        self.memory = None
+        if isinstance(loss, losses.CrossBatchMemory):
+            if self.reference_bank is not None and not self.in_batch_weight:
+                raise ValueError(
+                    "`loss` must not be a CrossBatchMemory where pairs inside the "
+                    "batch, whose memory it is, do not count: give the model "
+                    "proxies_per_class=0, or in_batch_weight above 0. "
+                    f"Received: in_batch_weight={self.in_batch_weight}"
+                )
+            loss.build(self.embedder.output_shape[-1])
+            self.memory = loss.memory
         super().compile(optimizer=optimizer, loss=loss, **kwargs)
         self.optimizer.build(self.trainable_variables)
 
     def compile_from_config(self, config):
         config = keras.saving.deserialize_keras_object(config)
         self.compile(**{k: v for k, v in config.items() if v is not None})
+
+    def check_start(self) -> None:
+        """Raises if there is nothing yet to compare a batch with.
+
+        Raises:
+            ValueError: if there are no reference samples.
+        """
+        if self.sample_bank is not None and not self.sample_bank.images.numpy().any():
+            raise ValueError(
+                'references="samples" needs reference samples before the first step: '
+                "pass a CCPCallback, which chooses them from its pool, or call "
+                "model.sample_bank.assign(images). Received: none so far"
+            )
 
     @property
     def image_shape(self) -> tuple:
@@ -196,7 +258,7 @@ class CCPModel(Trainer):
     @property
     def label_bound(self) -> int | None:
         """Number that labels stay below, `None` without proxies."""
-        return None if self.proxy_bank is None else self.num_classes
+        return None if self.reference_bank is None else self.num_classes
 
     def export(self, filepath: str | os.PathLike, **kwargs) -> None:
         """Writes the embedder, without proxies, for serving.
@@ -219,6 +281,8 @@ class CCPModel(Trainer):
             proximal_weight=self.proximal_weight,
             in_batch_weight=self.in_batch_weight,
             normalization=self.normalization,
+            references=self.references,
+            proxy_learning_rate_multiplier=self.proxy_learning_rate_multiplier,
         )
         return config
 

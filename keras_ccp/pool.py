@@ -7,7 +7,6 @@ import numpy as np
 from keras_ccp.k_center import k_center_greedy
 from keras_ccp.model import CCPModel
 from keras_ccp.pipeline import EvaluationData
-from keras_ccp.proxies import ProxyBank
 
 logger = logging.getLogger("keras_ccp")
 
@@ -26,16 +25,17 @@ class Pool:
         self.pool_size = pool_size
         self.seed = np.random.SeedSequence().entropy if seed is None else int(seed)
 
-    def check(self, bank: ProxyBank) -> None:
-        """Raises if the pool cannot give proxies to each class of the bank.
+    def check(self, num_classes: int, proxies_per_class: int) -> None:
+        """Raises if the pool cannot give proxies to each class.
 
         Args:
-            bank: proxies to be chosen from this pool.
+            num_classes: int, number of training classes.
+            proxies_per_class: int, proxies to be chosen of each class.
 
         Raises:
-            ValueError: if a class is missing or has no proxies in the bank.
+            ValueError: if a class is missing or not one of the training classes.
         """
-        labels, num_classes = self.data.labels, bank.num_classes
+        labels = self.data.labels
         if labels.max() >= num_classes:
             raise ValueError(
                 f"`pool` must have labels from 0 to {num_classes - 1} "
@@ -49,7 +49,7 @@ class Pool:
                 f"classes. Received: none of {missing.size} classes, "
                 f"the first is class {missing[0]}"
             )
-        wanted = max(self.pool_size, bank.proxies_per_class)
+        wanted = max(self.pool_size, proxies_per_class)
         small = int((sizes < wanted).sum())
         if small:
             logger.info(
@@ -60,7 +60,9 @@ class Pool:
                 wanted,
             )
 
-    def choose_proxies(self, model: CCPModel, covered: np.ndarray) -> np.ndarray | None:
+    def choose(
+        self, model: CCPModel, covered: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray] | None:
         """Embeds freshly drawn images and picks among them by greedy K-Center.
 
         Args:
@@ -68,22 +70,38 @@ class Pool:
             covered: `(num_classes, m, dim)` points that are covered already.
 
         Returns:
-            `(num_classes, proxies_per_class, dim)` new proxies, or `None` if an
+            `(num_classes, proxies_per_class)` rows of the pool that were picked and
+            their `(num_classes, proxies_per_class, dim)` embeddings, or `None` if an
             embedding is not finite.
         """
-        bank = model.proxy_bank
         # Each problem has a generator of its own, so that a run which is resumed
         # draws what it would have drawn.
-        rng = np.random.default_rng([self.seed, int(model.num_projections)])
-        rows, mask = draw_pool(self.data.labels, bank.num_classes, self.pool_size, rng)
+        rng = np.random.default_rng([self.seed, int(model.num_projections.numpy())])
+        rows, mask = draw_pool(self.data.labels, model.num_classes, self.pool_size, rng)
         drawn = np.sort(rows[mask])
         embeddings = model.predict(self.data.batches(drawn), verbose=0)
         if not np.isfinite(embeddings).all():
             return None
-        candidates = np.zeros((*rows.shape, bank.embedding_dim), "float32")
+        candidates = np.zeros((*rows.shape, embeddings.shape[-1]), "float32")
         candidates[mask] = embeddings[np.searchsorted(drawn, rows[mask])]
-        picks = k_center_greedy(candidates, covered, bank.proxies_per_class, mask)
-        return np.take_along_axis(candidates, picks[..., None], axis=1)
+        picks = k_center_greedy(candidates, covered, model.proxies_per_class, mask)
+        return (
+            np.take_along_axis(rows, picks, axis=1),
+            np.take_along_axis(candidates, picks[..., None], axis=1),
+        )
+
+    def images(self, rows: np.ndarray) -> np.ndarray:
+        """Reads some images of the pool.
+
+        Args:
+            rows: `(num_classes, k)` rows of the pool.
+
+        Returns:
+            `(num_classes, k, height, width, channels)` images.
+        """
+        read, positions = np.unique(rows, return_inverse=True)
+        images = np.concatenate(list(self.data.batches(read).as_numpy_iterator()))
+        return images[positions.reshape(rows.shape)]
 
 
 def draw_pool(

@@ -80,6 +80,9 @@ class Trainer(keras.Model):
             raise ValueError(end_of_data.message)
         return history
 
+    def check_start(self) -> None:
+        """Raises if a step cannot be taken, after the callbacks have begun."""
+
     def train_on_batch(
         self, x: Any, y: Any = None, sample_weight: None = None, **kwargs
     ) -> Any:

@@ -1,41 +1,55 @@
 """Losses over pairs: of one batch, or of a batch and proxies, a memory or samples."""
 
-import keras
+from collections.abc import Callable
 
+import keras
+import tensorflow as tf
+
+from keras_ccp.losses.addons_interop import from_addons
 from keras_ccp.losses.contrastive import ContrastiveLoss, contrastive_loss
 from keras_ccp.losses.cosine_contrastive import (
     CosineContrastiveLoss,
     cosine_contrastive_loss,
 )
+from keras_ccp.losses.cross_batch_memory import CrossBatchMemory
 from keras_ccp.losses.function_loss import FunctionLoss
 from keras_ccp.losses.multi_similarity import (
     MultiSimilarityLoss,
     multi_similarity_loss,
 )
 from keras_ccp.losses.pair_loss import PairLoss, check_rows
+from keras_ccp.losses.proxy_anchor import ProxyAnchorLoss, proxy_anchor_loss
+from keras_ccp.losses.proxy_nca import ProxyNCALoss, proxy_nca_loss
+from keras_ccp.losses.similarity_interop import from_similarity
+from keras_ccp.losses.soft_triple import SoftTripleLoss, soft_triple_loss
 from keras_ccp.losses.triplet import TripletLoss, triplet_loss
 
 _BY_NAME = {
     "contrastive": ContrastiveLoss,
     "cosine_contrastive": CosineContrastiveLoss,
     "multi_similarity": MultiSimilarityLoss,
+    "proxy_anchor": ProxyAnchorLoss,
+    "proxy_nca": ProxyNCALoss,
+    "soft_triple": SoftTripleLoss,
     "triplet": TripletLoss,
 }
 
 
-def get(loss: PairLoss | str) -> PairLoss:
+def get(loss: PairLoss | Callable[..., tf.Tensor] | str) -> PairLoss:
     """Returns the pair loss that `loss` stands for.
 
     Args:
-        loss: A `PairLoss` or another object with its `pairs` method, returned as
-            it is, or the name of a loss, built with its defaults: `"contrastive"`,
-            `"cosine_contrastive"`, `"multi_similarity"` or `"triplet"`.
+        loss: A `PairLoss`, returned as it is; a function with the arguments of
+            `PairLoss.pairs`, or another object with such a method; or the name of a
+            loss, built with its defaults: `"contrastive"`, `"cosine_contrastive"`,
+            `"multi_similarity"`, `"proxy_anchor"`, `"proxy_nca"`, `"soft_triple"` or
+            `"triplet"`.
 
     Returns:
         A `PairLoss`.
 
     Raises:
-        TypeError: If `loss` is neither a pair loss nor a string, or is a class.
+        TypeError: If `loss` is none of these, or is a class.
         ValueError: If no loss has that name.
     """
     if isinstance(loss, type):
@@ -62,14 +76,23 @@ def get(loss: PairLoss | str) -> PairLoss:
 __all__ = [
     "ContrastiveLoss",
     "CosineContrastiveLoss",
+    "CrossBatchMemory",
     "FunctionLoss",
     "MultiSimilarityLoss",
     "PairLoss",
+    "ProxyAnchorLoss",
+    "ProxyNCALoss",
+    "SoftTripleLoss",
     "TripletLoss",
     "check_rows",
     "contrastive_loss",
     "cosine_contrastive_loss",
+    "from_addons",
+    "from_similarity",
     "get",
     "multi_similarity_loss",
+    "proxy_anchor_loss",
+    "proxy_nca_loss",
+    "soft_triple_loss",
     "triplet_loss",
 ]

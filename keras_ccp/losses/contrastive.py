@@ -6,6 +6,7 @@ import keras
 import tensorflow as tf
 
 from keras_ccp.arguments import check_number
+from keras_ccp.losses.mining import check_mining, mine_pairs
 from keras_ccp.losses.pair_loss import PairLoss
 from keras_ccp.losses.pairwise import (
     class_masks,
@@ -21,6 +22,7 @@ def contrastive_loss(
     reference_embeddings: tf.Tensor,
     positive_margin: float = 0.0,
     negative_margin: float = 0.5,
+    mining: str | None = None,
     exclude_self: bool = False,
 ) -> tf.Tensor:
     """Contrastive loss with a margin on either side; see `ContrastiveLoss`.
@@ -32,6 +34,7 @@ def contrastive_loss(
         reference_embeddings: `(n, dim)` float tensor.
         positive_margin: Distance below which a positive pair costs nothing.
         negative_margin: Distance above which a negative pair costs nothing.
+        mining: Which pairs count, `None` for all; see `ContrastiveLoss`.
         exclude_self: Whether to drop pair `(i, i)`.
 
     Returns:
@@ -39,6 +42,9 @@ def contrastive_loss(
     """
     pos_mask, neg_mask = class_masks(labels, reference_labels, exclude_self)
     distances = pairwise_distances(embeddings, reference_embeddings)
+    pos_mask, neg_mask = mine_pairs(
+        mining, distances, pos_mask, neg_mask, embeddings, reference_embeddings
+    )
     pos_terms = tf.nn.relu(distances - positive_margin)
     neg_terms = tf.nn.relu(negative_margin - distances)
     return _mean_of_nonzero(pos_terms, pos_mask) + _mean_of_nonzero(neg_terms, neg_mask)
@@ -72,26 +78,32 @@ class ContrastiveLoss(PairLoss):
             nothing. Defaults to `0.0`.
         negative_margin: Number, at least 0. Negative pairs farther than this cost
             nothing. Defaults to `0.5`.
+        mining: Which pairs count: `None` for all, or `"hard"`, `"semi_hard"`,
+            `"easy_positive"` or `"distance_weighted"`, the functions of
+            `keras_ccp.losses.mining`. Defaults to `None`.
         reduction: How Keras reduces the rows. Defaults to their mean.
         name: Name of the loss. Defaults to `"contrastive_loss"`.
 
     Raises:
         TypeError: If a margin is not a number.
-        ValueError: If a margin is negative or not finite.
+        ValueError: If a margin is negative or not finite, or `mining` is unknown.
     """
 
     def __init__(
         self,
         positive_margin: float = 0.0,
         negative_margin: float = 0.5,
+        mining: str | None = None,
         reduction: str | None = "sum_over_batch_size",
         name: str | None = "contrastive_loss",
     ):
         super().__init__(reduction=reduction, name=name)
         check_number("positive_margin", positive_margin, minimum=0)
         check_number("negative_margin", negative_margin, minimum=0)
+        check_mining(mining)
         self.positive_margin = positive_margin
         self.negative_margin = negative_margin
+        self.mining = mining
 
     def pairs(
         self,
@@ -108,6 +120,7 @@ class ContrastiveLoss(PairLoss):
             reference_embeddings,
             positive_margin=self.positive_margin,
             negative_margin=self.negative_margin,
+            mining=self.mining,
             exclude_self=exclude_self,
         )
 
@@ -116,4 +129,5 @@ class ContrastiveLoss(PairLoss):
             **super().get_config(),
             "positive_margin": self.positive_margin,
             "negative_margin": self.negative_margin,
+            "mining": self.mining,
         }

@@ -6,6 +6,7 @@ import keras
 import tensorflow as tf
 
 from keras_ccp.arguments import check_number
+from keras_ccp.losses.mining import check_mining, mine_pairs
 from keras_ccp.losses.pair_loss import PairLoss, check_similarity
 from keras_ccp.losses.pairwise import class_masks, pairwise_similarities
 
@@ -20,6 +21,7 @@ def cosine_contrastive_loss(
     reference_embeddings: tf.Tensor,
     margin: float = 0.5,
     similarity: str = "cosine",
+    mining: str | None = None,
     exclude_self: bool = False,
 ) -> tf.Tensor:
     """Contrastive loss on similarities; see `CosineContrastiveLoss`.
@@ -31,6 +33,7 @@ def cosine_contrastive_loss(
         reference_embeddings: `(n, dim)` float tensor.
         margin: Similarity below which a negative pair costs nothing.
         similarity: `"cosine"` or `"dot"`.
+        mining: Which pairs count, `None` for all; see `CosineContrastiveLoss`.
         exclude_self: Whether to drop pair `(i, i)`.
 
     Returns:
@@ -38,6 +41,9 @@ def cosine_contrastive_loss(
     """
     pos_mask, neg_mask = class_masks(labels, reference_labels, exclude_self)
     similarities = pairwise_similarities(embeddings, reference_embeddings, similarity)
+    pos_mask, neg_mask = mine_pairs(
+        mining, -similarities, pos_mask, neg_mask, embeddings, reference_embeddings
+    )
     pos_terms = tf.nn.relu(1.0 - _POSITIVE_SLACK - similarities)
     neg_terms = tf.nn.relu(similarities - margin)
     zeros = tf.zeros_like(similarities)
@@ -65,26 +71,32 @@ class CosineContrastiveLoss(PairLoss):
         similarity: `"cosine"` normalises for itself; `"dot"` takes the vectors as they
             come, which is the paper's form on Lipschitz-normalised vectors. Defaults to
             `"cosine"`.
+        mining: Which pairs count: `None` for all, or `"hard"`, `"semi_hard"`,
+            `"easy_positive"` or `"distance_weighted"`, the functions of
+            `keras_ccp.losses.mining`. Defaults to `None`.
         reduction: How Keras reduces the rows. Defaults to their mean.
         name: Name of the loss. Defaults to `"cosine_contrastive_loss"`.
 
     Raises:
         TypeError: If `margin` is not a number.
-        ValueError: If `margin` is not finite or `similarity` is unknown.
+        ValueError: If `margin` is not finite, or `similarity` or `mining` is unknown.
     """
 
     def __init__(
         self,
         margin: float = 0.5,
         similarity: str = "cosine",
+        mining: str | None = None,
         reduction: str | None = "sum_over_batch_size",
         name: str | None = "cosine_contrastive_loss",
     ):
         super().__init__(reduction=reduction, name=name)
         check_number("margin", margin)
         check_similarity(similarity)
+        check_mining(mining)
         self.margin = margin
         self.similarity = similarity
+        self.mining = mining
 
     def pairs(
         self,
@@ -101,6 +113,7 @@ class CosineContrastiveLoss(PairLoss):
             reference_embeddings,
             margin=self.margin,
             similarity=self.similarity,
+            mining=self.mining,
             exclude_self=exclude_self,
         )
 
@@ -109,4 +122,5 @@ class CosineContrastiveLoss(PairLoss):
             **super().get_config(),
             "margin": self.margin,
             "similarity": self.similarity,
+            "mining": self.mining,
         }

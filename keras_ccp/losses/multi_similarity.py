@@ -6,6 +6,7 @@ import keras
 import tensorflow as tf
 
 from keras_ccp.arguments import check_number
+from keras_ccp.losses.mining import check_mining, mine_pairs
 from keras_ccp.losses.pair_loss import (
     PairLoss,
     check_positive,
@@ -27,9 +28,10 @@ def multi_similarity_loss(
     beta: float = 40.0,
     base: float = 0.5,
     similarity: str = "cosine",
+    mining: str | None = None,
     exclude_self: bool = False,
 ) -> tf.Tensor:
-    """Multi-similarity loss without mining; see `MultiSimilarityLoss`.
+    """Multi-similarity loss; see `MultiSimilarityLoss`.
 
     Args:
         labels: `(batch,)` int32 tensor.
@@ -40,6 +42,7 @@ def multi_similarity_loss(
         beta: Scale of the negatives.
         base: Similarity at which both sides weigh the same.
         similarity: `"cosine"` or `"dot"`.
+        mining: Which pairs count, `None` for all; see `MultiSimilarityLoss`.
         exclude_self: Whether to drop pair `(i, i)`.
 
     Returns:
@@ -47,6 +50,9 @@ def multi_similarity_loss(
     """
     pos_mask, neg_mask = class_masks(labels, reference_labels, exclude_self)
     similarities = pairwise_similarities(embeddings, reference_embeddings, similarity)
+    pos_mask, neg_mask = mine_pairs(
+        mining, -similarities, pos_mask, neg_mask, embeddings, reference_embeddings
+    )
     pos_part = log_one_plus_sum_exp(alpha * (base - similarities), pos_mask)
     neg_part = log_one_plus_sum_exp(beta * (similarities - base), neg_mask)
     return pos_part / alpha + neg_part / beta
@@ -54,7 +60,7 @@ def multi_similarity_loss(
 
 @keras.saving.register_keras_serializable(package="keras_ccp")
 class MultiSimilarityLoss(PairLoss):
-    """Multi-similarity loss over all pairs, without mining ("MS").
+    """Multi-similarity loss ("MS"), over all pairs unless mined.
 
     With `s` the similarity of a pair:
 
@@ -63,7 +69,7 @@ class MultiSimilarityLoss(PairLoss):
 
     Source: "Multi-Similarity Loss with General Pair Weighting for Deep Metric
     Learning" (Wang et al., CVPR 2019, equation 16, https://arxiv.org/abs/1904.06627),
-    where `base` is lambda.
+    where `base` is lambda. Its pair mining is not part of this.
 
     Args:
         alpha: Number above 0, scale of the positives. Defaults to `2.0`.
@@ -72,12 +78,16 @@ class MultiSimilarityLoss(PairLoss):
         similarity: `"cosine"` normalises for itself; `"dot"` takes the vectors as they
             come, which is the paper's form on Lipschitz-normalised vectors. Defaults to
             `"cosine"`.
+        mining: Which pairs count: `None` for all, or `"hard"`, `"semi_hard"`,
+            `"easy_positive"` or `"distance_weighted"`, the functions of
+            `keras_ccp.losses.mining`. Defaults to `None`.
         reduction: How Keras reduces the rows. Defaults to their mean.
         name: Name of the loss. Defaults to `"multi_similarity_loss"`.
 
     Raises:
         TypeError: If `alpha`, `beta` or `base` is not a number.
-        ValueError: If one of them is out of range or `similarity` is unknown.
+        ValueError: If one of them is out of range, or `similarity` or `mining` is
+            unknown.
     """
 
     def __init__(
@@ -86,6 +96,7 @@ class MultiSimilarityLoss(PairLoss):
         beta: float = 40.0,
         base: float = 0.5,
         similarity: str = "cosine",
+        mining: str | None = None,
         reduction: str | None = "sum_over_batch_size",
         name: str | None = "multi_similarity_loss",
     ):
@@ -94,10 +105,12 @@ class MultiSimilarityLoss(PairLoss):
         check_positive("beta", beta)
         check_number("base", base)
         check_similarity(similarity)
+        check_mining(mining)
         self.alpha = alpha
         self.beta = beta
         self.base = base
         self.similarity = similarity
+        self.mining = mining
 
     def pairs(
         self,
@@ -116,6 +129,7 @@ class MultiSimilarityLoss(PairLoss):
             beta=self.beta,
             base=self.base,
             similarity=self.similarity,
+            mining=self.mining,
             exclude_self=exclude_self,
         )
 
@@ -126,4 +140,5 @@ class MultiSimilarityLoss(PairLoss):
             "beta": self.beta,
             "base": self.base,
             "similarity": self.similarity,
+            "mining": self.mining,
         }

@@ -32,6 +32,11 @@ class PairLoss(keras.losses.Loss):
     ):
         super().__init__(name=name, reduction=reduction, dtype="float32")
 
+    @property
+    def ignores_length(self) -> bool:
+        """Whether only the directions of the vectors have an effect."""
+        return getattr(self, "similarity", None) == "cosine"
+
     def call(self, y_true: tf.Tensor, y_pred: tf.Tensor) -> tf.Tensor:
         """Loss of the pairs inside one batch, without pairs of a sample with itself.
 

@@ -4,7 +4,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_ccp.distribute import sum_over_replicas
-from keras_ccp.layers import l2_normalize
+from keras_ccp.layers import euclidean_norms, l2_normalize
 
 
 def class_masks(
@@ -48,7 +48,7 @@ def pairwise_similarities(
     """
     embeddings, references = _as_pair(embeddings, reference_embeddings)
     if similarity == "cosine":
-        embeddings, references = l2_normalize(embeddings), l2_normalize(references)
+        return _dots_with_directions(l2_normalize(embeddings), references)
     return tf.matmul(embeddings, references, transpose_b=True)
 
 
@@ -117,6 +117,32 @@ def _as_pair(embeddings, reference_embeddings):
     dtype = tf.float64 if embeddings.dtype == tf.float64 else tf.float32
     references = tf.convert_to_tensor(reference_embeddings)
     return tf.cast(embeddings, dtype), tf.cast(references, dtype)
+
+
+@tf.custom_gradient
+def _dots_with_directions(rows, columns):
+    """Dot products of rows and the columns scaled to unit length; zero stays zero.
+
+    The lengths are divided out of the products, not of the columns, so that no tensor
+    of the size of the columns is made before their gradient. With many proxies such
+    tensors are what a step costs.
+    """
+    norms = tf.squeeze(euclidean_norms(columns), axis=1)
+    is_zero = norms <= 1e-12
+    scales = tf.where(is_zero, tf.ones_like(norms), 1.0 / norms)
+    dots = tf.matmul(rows, columns, transpose_b=True) * scales
+
+    def grad(upstream):
+        scaled = upstream * scales
+        # d(row . column/||column||) lacks its part along the column, which is the
+        # dot product itself.
+        along = tf.reduce_sum(upstream * dots, axis=0) * scales
+        along = tf.where(is_zero, tf.zeros_like(along), along * scales)
+        column_grad = tf.matmul(scaled, rows, transpose_a=True)
+        column_grad -= columns * along[:, tf.newaxis]
+        return tf.matmul(scaled, columns), column_grad
+
+    return dots, grad
 
 
 @tf.custom_gradient

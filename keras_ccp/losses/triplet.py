@@ -6,6 +6,7 @@ import keras
 import tensorflow as tf
 
 from keras_ccp.arguments import check_number
+from keras_ccp.losses.mining import check_mining, mine_pairs
 from keras_ccp.losses.pair_loss import PairLoss
 from keras_ccp.losses.pairwise import (
     class_masks,
@@ -20,9 +21,10 @@ def triplet_loss(
     reference_labels: tf.Tensor,
     reference_embeddings: tf.Tensor,
     margin: float = 0.1,
+    mining: str | None = None,
     exclude_self: bool = False,
 ) -> tf.Tensor:
-    """Triplet loss over all triplets; see `TripletLoss`.
+    """Triplet loss over all triplets, or mined ones; see `TripletLoss`.
 
     A triplet that costs something adds `d_ap + margin` and subtracts `d_an`. So the
     sum over all of them is a weighted sum of distances, where a distance weighs as
@@ -35,6 +37,7 @@ def triplet_loss(
         reference_labels: `(n,)` int32 tensor.
         reference_embeddings: `(n, dim)` float tensor.
         margin: How much farther a negative should be than a positive.
+        mining: Which triplets count, `None` for all; see `TripletLoss`.
         exclude_self: Whether to drop pair `(i, i)`.
 
     Returns:
@@ -42,10 +45,17 @@ def triplet_loss(
     """
     pos_mask, neg_mask = class_masks(labels, reference_labels, exclude_self)
     distances = pairwise_distances(embeddings, reference_embeddings)
-    limits = distances + margin
     infinity = tf.cast(float("inf"), distances.dtype)
+    # Semi-hard is a matter of the triplet here, of the anchor in `mine_pairs`.
+    floors = tf.stop_gradient(distances) if mining == "semi_hard" else None
+    if floors is None:
+        pos_mask, neg_mask = mine_pairs(
+            mining, distances, pos_mask, neg_mask, embeddings, reference_embeddings
+        )
+    limits = distances + margin
     pos_counts, neg_counts = _count_triplets(
         *_class_runs(labels, reference_labels),
+        floors,
         tf.stop_gradient(tf.where(pos_mask, limits, -infinity)),
         tf.stop_gradient(tf.where(neg_mask, distances, infinity)),
     )
@@ -69,8 +79,8 @@ def _class_runs(labels, reference_labels):
     return order, begin, end
 
 
-def _count_triplets(order, begin, end, limits, neg_distances):
-    """Counts for every distance the triplets with `d_ap + margin > d_an`.
+def _count_triplets(order, begin, end, floors, limits, neg_distances):
+    """Counts for every distance the triplets with `floor < d_an < d_ap + margin`.
 
     Each round compares one positive of every row with all its negatives; there are as
     many rounds as the largest class has references, which are few.
@@ -79,6 +89,7 @@ def _count_triplets(order, begin, end, limits, neg_distances):
         order: `(n,)` references sorted by class.
         begin: `(batch,)` where a row's class begins in `order`.
         end: `(batch,)` where it ends.
+        floors: `(batch, n)`, at positives what `d_an` must be above, or `None`.
         limits: `(batch, n)`, `d_ap + margin` at positives, -inf elsewhere.
         neg_distances: `(batch, n)`, `d_an` at negatives, inf elsewhere.
 
@@ -97,8 +108,11 @@ def _count_triplets(order, begin, end, limits, neg_distances):
         index = tf.stack([rows, columns], axis=1)
         # A row that is through with its class has no limit left: nothing counts.
         limit = tf.where(begin + step < end, tf.gather_nd(limits, index), -infinity)
-        limit = limit[:, tf.newaxis]
-        active = tf.cast(neg_distances < limit, limits.dtype)
+        active = neg_distances < limit[:, tf.newaxis]
+        if floors is not None:
+            floor = tf.gather_nd(floors, index)[:, tf.newaxis]
+            active = tf.logical_and(active, neg_distances > floor)
+        active = tf.cast(active, limits.dtype)
         counts = tf.reduce_sum(active, axis=1)
         pos_counts = tf.tensor_scatter_nd_add(pos_counts, index, counts)
         return step + 1, pos_counts, neg_counts + active
@@ -112,7 +126,7 @@ def _count_triplets(order, begin, end, limits, neg_distances):
 
 @keras.saving.register_keras_serializable(package="keras_ccp")
 class TripletLoss(PairLoss):
-    """Triplet loss over all triplets of an anchor, a positive and a negative.
+    """Triplet loss over triplets of an anchor, a positive and a negative.
 
     With `d` the L2 distance (not squared):
 
@@ -128,23 +142,30 @@ class TripletLoss(PairLoss):
     Args:
         margin: Number, at least 0. How much farther a negative should be than a
             positive. Defaults to `0.1`.
+        mining: Which triplets count: `None` for all; `"semi_hard"` for those with
+            `d_ap < d_an < d_ap + margin`; `"hard"`, `"easy_positive"` or
+            `"distance_weighted"` for those of the pairs that the functions of
+            `keras_ccp.losses.mining` choose. Defaults to `None`.
         reduction: How Keras reduces the rows. Defaults to their mean.
         name: Name of the loss. Defaults to `"triplet_loss"`.
 
     Raises:
         TypeError: If `margin` is not a number.
-        ValueError: If `margin` is negative or not finite.
+        ValueError: If `margin` is negative or not finite, or `mining` is unknown.
     """
 
     def __init__(
         self,
         margin: float = 0.1,
+        mining: str | None = None,
         reduction: str | None = "sum_over_batch_size",
         name: str | None = "triplet_loss",
     ):
         super().__init__(reduction=reduction, name=name)
         check_number("margin", margin, minimum=0)
+        check_mining(mining)
         self.margin = margin
+        self.mining = mining
 
     def pairs(
         self,
@@ -160,8 +181,13 @@ class TripletLoss(PairLoss):
             reference_labels,
             reference_embeddings,
             margin=self.margin,
+            mining=self.mining,
             exclude_self=exclude_self,
         )
 
     def get_config(self) -> dict[str, Any]:
-        return {**super().get_config(), "margin": self.margin}
+        return {
+            **super().get_config(),
+            "margin": self.margin,
+            "mining": self.mining,
+        }
