@@ -103,9 +103,9 @@ def test_state_machine_equals_the_published_codes(golden, monkeypatch):
         assert bool(model.snapshot.active_weight.numpy()) == bool(weight)
         # A switch clears the best of the problem, which the oracle still shows.
         kept = callback._best_of_problem
-        kept = previous if kept.proxies is None else kept
+        kept = previous if kept.references is None else kept
         assert kept.embedder_weights[0] == best
-        assert kept.proxies.item() == best_proxy
+        assert kept.references[0].item() == best_proxy
         assert callback.num_projections * 3 + 3 == calls
 
 

@@ -618,3 +618,40 @@ def test_proxies_are_checked():
     broken[3, 0, 1] = np.nan
     with pytest.raises(ValueError, match="1 classes, the first is class 3"):
         model.proxy_bank.assign(broken)
+
+
+# ==== The proxies' own learning rate ====
+
+
+@pytest.mark.parametrize("policy", ["float32", "mixed_float16"])
+def test_proxies_have_a_learning_rate_of_their_own(policy):
+    # Adam's first step is the learning rate, whatever the gradient is.
+    keras.config.set_dtype_policy(policy)
+    embedder = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3)])
+    model = CCPModel(embedder, 2, 1, proxy_learning_rate_multiplier=100.0)
+    model.compile(keras.optimizers.Adam(1e-3), "contrastive", jit_compile=False)
+    x = np.random.default_rng(0).normal(size=(8, 4)).astype("float32")
+    before = model.proxy_bank.proxies.numpy(), model.embedder.get_weights()[0]
+    model.train_on_batch(x, np.arange(8) % 2)
+    moved = np.abs(model.proxy_bank.proxies.numpy() - before[0])
+    np.testing.assert_allclose(moved, 0.1, rtol=1e-3)
+    moved = np.abs(model.embedder.get_weights()[0] - before[1])
+    np.testing.assert_allclose(moved, 0.001, rtol=1e-2)
+
+
+def test_compiling_anew_drops_the_memory_of_the_loss_before():
+    embedder = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3)])
+    model = CCPModel(embedder, 2, proxies_per_class=0)
+    model.compile("sgd", losses.CrossBatchMemory("contrastive", size=8))
+    count = len(model.weights)
+    model.compile("sgd", losses.CrossBatchMemory("contrastive", size=16))
+    assert len(model.weights) == count
+    model.compile("sgd", "contrastive")
+    assert len(model.weights) == count - 4
+
+
+def test_a_memory_that_is_never_used_is_refused():
+    embedder = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3)])
+    loss = losses.CrossBatchMemory("contrastive", size=8)
+    with pytest.raises(ValueError, match="in_batch_weight=0"):
+        CCPModel(embedder, 2, 1).compile("sgd", loss)

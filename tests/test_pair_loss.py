@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from keras_ccp import losses
 
-ALL = ["contrastive", "cosine_contrastive", "multi_similarity", "triplet"]
+ALL = list(losses._BY_NAME)
 
 
 def random_problem():

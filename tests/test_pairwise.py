@@ -2,10 +2,12 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from keras_ccp.layers import l2_normalize
 from keras_ccp.losses.pairwise import (
     class_masks,
     log_one_plus_sum_exp,
     pairwise_distances,
+    pairwise_similarities,
 )
 
 
@@ -37,6 +39,28 @@ def test_distances_keep_their_digits():
     exact = np.linalg.norm(rows.astype("float64") - columns, axis=1)
     distances = tf.linalg.diag_part(pairwise_distances(rows, columns))
     np.testing.assert_allclose(distances, exact, rtol=1e-5)
+
+
+@pytest.mark.parametrize("scale", [0.0, 1e-25, 1e-6, 1.0, 1e6, 1e25])
+def test_cosine_is_the_dot_product_of_normalized_vectors(scale):
+    # Oracle: both sides normalised by their own layer, then one product.
+    rng = np.random.default_rng(0)
+    rows, columns = rng.normal(size=(2, 7, 5)).astype("float32")
+    columns[0] *= scale
+    rows, columns = tf.constant(rows), tf.constant(columns)
+    upstream = tf.constant(rng.normal(size=(7, 7)).astype("float32"))
+    with tf.GradientTape(persistent=True) as tape:
+        tape.watch((rows, columns))
+        actual = pairwise_similarities(rows, columns, "cosine")
+        expected = l2_normalize(rows) @ tf.transpose(l2_normalize(columns))
+    np.testing.assert_allclose(actual, expected, atol=1e-6)
+    for side in (rows, columns):
+        np.testing.assert_allclose(
+            tape.gradient(actual, side, upstream),
+            tape.gradient(expected, side, upstream),
+            rtol=1e-5,
+            atol=1e-6,
+        )
 
 
 @pytest.mark.parametrize("dim", [3, 128, 512])

@@ -1,0 +1,197 @@
+"""Values and gradients of pytorch-metric-learning 2.9.0.
+
+Made by tools/build_metric_learning_golden.py, which says what a case is. Where its
+conventions differ, the factor is here and in docs/losses.md.
+"""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from keras_ccp import losses
+from keras_ccp.layers import l2_normalize
+from keras_ccp.losses.cross_batch_memory import CrossBatchMemory
+from keras_ccp.losses.proxy_anchor import ProxyAnchorLoss
+from keras_ccp.losses.proxy_nca import ProxyNCALoss
+from keras_ccp.losses.soft_triple import SoftTripleLoss
+
+GOLDEN = Path(__file__).parent / "golden" / "metric_learning.npz"
+SIMILARITY = {"unit": "cosine", "raw": "dot"}
+
+
+@pytest.fixture(scope="module")
+def recorded():
+    with np.load(GOLDEN) as arrays:
+        return {name: arrays[name] for name in arrays.files}
+
+
+def make_loss(name, similarity):
+    return {
+        "contrastive": losses.ContrastiveLoss(0.1, 0.9),
+        "cosine_contrastive": losses.CosineContrastiveLoss(0.5, similarity),
+        "multi_similarity": losses.MultiSimilarityLoss(2, 40, 0.5, similarity),
+        "triplet": losses.TripletLoss(0.1),
+        # softmax_scale 10 on similarities: temperature 2 / 10.
+        "proxy_nca": ProxyNCALoss(0.2, similarity),
+        # softmax_scale 10 on squared distances: temperature 1 / 10.
+        "proxy_nca_squared": ProxyNCALoss(0.1),
+        "proxy_anchor": ProxyAnchorLoss(0.1, 32, similarity),
+        # Without weight_regularizer: tau 0.
+        "soft_triple_1": SoftTripleLoss(20, 0.1, 0, 0.01, similarity),
+        "soft_triple_3": SoftTripleLoss(20, 0.1, 0, 0.01, similarity),
+        # weight_reg_weight is tau.
+        "soft_triple_regularized": SoftTripleLoss(20, 0.1, 0.2, 0.01),
+    }[name]
+
+
+def vectors_for(loss, vectors, embeddings):
+    """Normalised for the losses that take vectors as they come, if at all."""
+    is_distance = isinstance(loss, (losses.ContrastiveLoss, losses.TripletLoss))
+    return l2_normalize(embeddings) if is_distance and vectors == "unit" else embeddings
+
+
+def check(recorded, case, value, gradients, factor=1.0):
+    expected = factor * recorded[f"out/{case}/loss"]
+    np.testing.assert_allclose(value, expected, rtol=1e-5, atol=1e-5)
+    for side, gradient in gradients.items():
+        expected = factor * recorded[f"out/{case}/grad_{side}"]
+        assert np.abs(expected).max() > 1e-3, "says nothing"
+        np.testing.assert_allclose(gradient, expected, rtol=1e-5, atol=1e-5)
+
+
+PAIR_LOSSES = [
+    "contrastive",
+    "cosine_contrastive",
+    "multi_similarity",
+    "triplet",
+    "proxy_nca",
+]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("vectors", SIMILARITY)
+@pytest.mark.parametrize("name", PAIR_LOSSES)
+def test_in_batch(recorded, name, vectors, dtype):
+    loss = make_loss(name, SIMILARITY[vectors])
+    labels = recorded["in/labels"]
+    embeddings = tf.constant(recorded["in/embeddings"], dtype)
+    with tf.GradientTape() as tape:
+        tape.watch(embeddings)
+        near = vectors_for(loss, vectors, embeddings)
+        value = tf.reduce_mean(loss.pairs(labels, near, labels, near, True))
+    gradients = {"embeddings": tape.gradient(value, embeddings)}
+    # Theirs is a mean over samples with a positive, ours over the batch: one of 15
+    # samples is alone in its class.
+    factor = 14 / 15 if name == "proxy_nca" else 1.0
+    check(recorded, f"{name}_{vectors}_batch", value, gradients, factor)
+
+
+def against_references(loss, vectors, inputs):
+    labels, embeddings, reference_labels, references = inputs
+    with tf.GradientTape() as tape:
+        tape.watch((embeddings, references))
+        rows = loss.pairs(
+            labels,
+            vectors_for(loss, vectors, embeddings),
+            reference_labels,
+            vectors_for(loss, vectors, references),
+        )
+        value = tf.reduce_mean(rows)
+    gradients = tape.gradient(value, (embeddings, references))
+    return value, dict(zip(("embeddings", "references"), gradients, strict=True))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("vectors", SIMILARITY)
+@pytest.mark.parametrize("name", PAIR_LOSSES)
+def test_against_references(recorded, name, vectors, dtype):
+    loss = make_loss(name, SIMILARITY[vectors])
+    inputs = (
+        recorded["in/labels"],
+        tf.constant(recorded["in/embeddings"], dtype),
+        recorded["in/reference_labels"],
+        tf.constant(recorded["in/references"], dtype),
+    )
+    result = against_references(loss, vectors, inputs)
+    check(recorded, f"{name}_{vectors}_references", *result)
+
+
+def proxy_inputs(recorded, label_key, per_class, dtype, order):
+    """Proxies in any order: theirs are sorted by class."""
+    proxies = recorded[f"in/proxies_{per_class}"]
+    proxy_labels = np.repeat(np.arange(len(proxies) // per_class), per_class)
+    return (
+        recorded[f"in/{label_key}"],
+        tf.constant(recorded["in/embeddings"], dtype),
+        proxy_labels[order],
+        tf.constant(proxies[order], dtype),
+    )
+
+
+PROXY_CASES = [
+    *(
+        (f"{name}_{vectors}_proxies", name, vectors)
+        for name in ("proxy_anchor", "proxy_nca", "soft_triple_1", "soft_triple_3")
+        for vectors in SIMILARITY
+    ),
+    *(
+        (f"{prefix}{name}_unit_proxies", name, "unit")
+        for name in ("proxy_nca_squared", "soft_triple_regularized")
+        for prefix in ("", "one_class_")
+    ),
+    *(
+        (f"one_class_{name}_unit_proxies", name, "unit")
+        for name in ("proxy_nca", "soft_triple_1", "soft_triple_3")
+    ),
+]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("case, name, vectors", PROXY_CASES)
+def test_against_proxies(recorded, case, name, vectors, dtype):
+    loss = make_loss(name, SIMILARITY[vectors])
+    per_class = 3 if name in ("soft_triple_3", "soft_triple_regularized") else 1
+    label_key = "one_class_labels" if case.startswith("one_class") else "labels"
+    order = np.random.default_rng(0).permutation(5 * per_class)
+    inputs = proxy_inputs(recorded, label_key, per_class, dtype, order)
+    value, gradients = against_references(loss, vectors, inputs)
+    gradients["references"] = gradients["references"].numpy()[np.argsort(order)]
+    check(recorded, case, value, gradients)
+
+
+def test_proxy_anchor_of_a_batch_of_one_class(recorded):
+    # Their negative part is divided by all 5 proxies, ours by the 4 with a negative.
+    loss = make_loss("proxy_anchor", "cosine")
+    inputs = proxy_inputs(recorded, "one_class_labels", 1, "float32", np.arange(5))
+    labels, embeddings, proxy_labels, proxies = inputs
+    with tf.GradientTape() as tape:
+        tape.watch((embeddings, proxies))
+        rows = loss.pairs(labels, embeddings, proxy_labels, proxies)
+        # Against its own proxy alone there is only the positive part.
+        own = loss.pairs(labels, embeddings, proxy_labels[2:3], proxies[2:3])
+        value = tf.reduce_mean(own + (rows - own) * 4 / 5)
+    gradients = tape.gradient(value, (embeddings, proxies))
+    gradients = dict(zip(("embeddings", "references"), gradients, strict=True))
+    check(recorded, "one_class_proxy_anchor_unit_proxies", value, gradients)
+
+
+@pytest.mark.parametrize(
+    "name", ["contrastive", "cosine_contrastive", "multi_similarity"]
+)
+def test_cross_batch_memory(recorded, name):
+    # Theirs is the term of the memory alone; ours adds that of the batch.
+    loss = make_loss(name, "cosine")
+    memory = CrossBatchMemory(loss, size=16)
+    batches = zip(
+        recorded["in/memory_labels"], recorded["in/memory_embeddings"], strict=True
+    )
+    for step, (labels, embeddings) in enumerate(batches):
+        embeddings = tf.constant(embeddings)
+        with tf.GradientTape() as tape:
+            tape.watch(embeddings)
+            near = vectors_for(loss, "unit", embeddings)
+            value = memory(labels, near) - loss(labels, near)
+        gradients = {"embeddings": tape.gradient(value, embeddings)}
+        check(recorded, f"memory_{name}_{step}", value, gradients)
