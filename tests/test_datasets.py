@@ -11,10 +11,12 @@ import pytest
 from keras_ccp import datasets
 from keras_ccp.datasets import (
     Dataset,
+    ablation_split,
     check_ids,
     check_labels,
     emoji_data,
     map_labels,
+    mlrc_folds,
     split_class_ids,
 )
 
@@ -252,6 +254,54 @@ def test_a_single_class_cannot_be_split(size):
 def test_split_class_ids_refuses_types(size):
     with pytest.raises(TypeError, match="`fraction_or_count` must be a float"):
         split_class_ids(5, size)
+
+
+@pytest.mark.parametrize(
+    ("num_classes", "validation"),
+    [
+        # The paper's rows: first and last class id of each fold, Cars196 and CUB.
+        (98, [(74, 97), (0, 23), (25, 48), (49, 72)]),
+        (100, [(75, 99), (0, 24), (25, 49), (50, 74)]),
+        # In-shop by the rule: 3997 // 4 = 999 validate; the folds begin at
+        # k * 3997 // 4 = 0, 999, 1998, 2997, and validate from 2998 classes later.
+        (3997, [(2998, 3996), (0, 998), (999, 1997), (1998, 2996)]),
+        (4, [(3, 3), (0, 0), (1, 1), (2, 2)]),
+    ],
+)
+def test_mlrc_folds(num_classes, validation):
+    folds = mlrc_folds(num_classes)
+    assert len(folds) == 4
+    for (train, held_out), (first, last) in zip(folds, validation, strict=True):
+        assert held_out.tolist() == list(range(first, last + 1))
+        others = set(range(num_classes)) - set(range(first, last + 1))
+        assert train.tolist() == sorted(others)
+
+
+def test_mlrc_folds_of_another_number():
+    # 7 // 3 = 2 validate; folds begin at 0, 7 // 3 = 2, 14 // 3 = 4, plus 5 on a ring.
+    folds = mlrc_folds(7, num_folds=3)
+    assert [held_out.tolist() for _, held_out in folds] == [[5, 6], [0, 1], [2, 3]]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ((3,), ValueError, "Received: num_classes=3, num_folds=4"),
+        ((8, 1), ValueError, "`num_folds` must be at least 2"),
+        ((8.0,), TypeError, "`num_classes` must be an integer"),
+    ],
+)
+def test_mlrc_folds_refuses(arguments, error, message):
+    with pytest.raises(error, match=message):
+        mlrc_folds(*arguments)
+
+
+@pytest.mark.parametrize(("num_classes", "count"), [(100, 67), (98, 65), (2, 1)])
+def test_ablation_split(num_classes, count):
+    # 200 / 3 = 66.7, 196 / 3 = 65.3, 4 / 3 = 1.3
+    train, validation = ablation_split(num_classes)
+    assert train.tolist() == list(range(count))
+    assert validation.tolist() == list(range(count, num_classes))
 
 
 def test_emoji():

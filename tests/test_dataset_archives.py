@@ -1,0 +1,469 @@
+"""Loaders of published archives, on look-alikes in the true file formats."""
+
+import re
+import sys
+import time
+from pathlib import Path
+
+import look_alikes
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from keras_ccp import datasets
+from keras_ccp.datasets import archive
+
+# With a space and beyond ASCII: so is the root of every archive here.
+ROOT = "my däta 图"
+CUB = {1: 3, 100: 2, 101: 2, 200: 1}
+CARS = {2: 3, 98: 2, 99: 3, 196: 2}
+SOP = ({1: 2, 3: 1, 11318: 2}, {11319: 2, 22634: 3})
+IN_SHOP = ({2: 3, 9: 1}, {5: 2, 40: 1}, {40: 1, 5: 1})
+
+
+@pytest.fixture
+def root(tmp_path):
+    return tmp_path / ROOT
+
+
+def spread(total, class_ids):
+    """So many images over these classes, as evenly as it goes."""
+    class_ids = list(class_ids)
+    size, more = divmod(total, len(class_ids))
+    return {c: size + (i < more) for i, c in enumerate(class_ids)}
+
+
+def check_images(dataset):
+    """Every file is there and is an image of the class its name says."""
+    for path in dataset.images:
+        image = tf.io.decode_jpeg(Path(path).read_bytes())
+        assert image.shape == (10, 12, 3)
+
+
+def edit(path, old, new):
+    text = path.read_text("utf-8")
+    assert old in text
+    path.write_text(text.replace(old, new), "utf-8")
+
+
+def rename(root, path, new, lists):
+    """Gives an image another name, on disk and in the list."""
+    (root / new).parent.mkdir(parents=True, exist_ok=True)
+    (root / path).rename(root / new)
+    edit(root / lists, path, new)
+
+
+@pytest.mark.parametrize("counts", [(4, 2), (3, 3), (2, 2)])
+def test_counts_of_images_and_of_classes_are_compared(counts):
+    dataset = datasets.Dataset(["a", "b", "c"], [0, 1, 1])
+    archive.compare_counts("it", dataset, 3, 2)
+    with pytest.raises(ValueError, match="Received: 3 images of 2 classes"):
+        archive.compare_counts("it", dataset, *counts)
+
+
+# ==== CUB-200-2011 ====
+
+
+@pytest.mark.parametrize("inside", [False, True])
+def test_cub200(root, inside):
+    folder = look_alikes.write_cub(root, CUB)
+    train, test = datasets.cub200(folder if inside else str(root), check_counts=False)
+    assert train.class_names == ("001.Bird_1", "100.Bird_100")
+    assert train.labels.tolist() == [0, 0, 0, 1, 1]
+    assert test.class_names == ("101.Bird_101", "200.Bird_200")
+    assert test.labels.tolist() == [0, 0, 1]
+    first = folder / "images" / "001.Bird_1" / "Bird_0000_1.jpg"
+    assert train.images[0] == str(first)
+    assert (train.size, train.short_side) == (227, 256)
+    check_images(train)
+    check_images(test)
+
+
+def test_spaces_inside_of_names(root):
+    folder = look_alikes.write_cub(root, CUB)
+    new = "001.Bird_1/ein Vögel chen.jpg"
+    rename(folder / "images", "001.Bird_1/Bird_0000_1.jpg", new, "../images.txt")
+    train, _ = datasets.cub200(root, check_counts=False)
+    assert train.images[0] == str(folder / "images" / new)
+
+    folder = look_alikes.write_sop(root, *SOP)
+    new = "cabinet_final/a b  c.JPG"
+    rename(folder, "cabinet_final/110000000001_0.JPG", new, "Ebay_train.txt")
+    train, _ = datasets.sop(root, check_counts=False)
+    assert train.images[0] == str(folder / new)
+
+    look_alikes.write_in_shop(root, *IN_SHOP)
+    new = "img/WOMEN/Blouses Shirts/1 2.jpg"
+    path = "img/WOMEN/Dresses/id_00000002/01_1_front.jpg"
+    rename(root, path, new, "Eval/list_eval_partition.txt")
+    train, _, _ = datasets.in_shop(root, check_counts=False)
+    assert train.images[0] == str(root / new)
+    assert train.class_names == ("id_00000002", "id_00000009")
+
+
+def test_cub200_of_the_published_size(root):
+    sizes = spread(5864, range(1, 101)) | spread(5924, range(101, 201))
+    look_alikes.write_cub(root, sizes, image=None)
+    # The counts are checked before the files.
+    with pytest.raises(FileNotFoundError, match="11,788 of 11,788 images are missing"):
+        datasets.cub200(root)
+
+
+def test_cub200_refuses_other_counts(root):
+    look_alikes.write_cub(root, CUB)
+    message = (
+        "CUB's training half must have 5,864 images of 100 classes, as published: "
+        "unpack the archive again, or pass check_counts=False to use another one of "
+        "the same form. Received: 5 images of 2 classes"
+    )
+    with pytest.raises(ValueError, match=re.escape(message)):
+        datasets.cub200(root)
+
+
+@pytest.mark.parametrize("name", ["images", "image_class_labels", "classes"])
+def test_cub200_names_a_missing_list(root, name):
+    path = look_alikes.write_cub(root, CUB) / f"{name}.txt"
+    path.unlink()
+    with pytest.raises(FileNotFoundError) as error:
+        datasets.cub200(root, check_counts=False)
+    assert f"Missing: {path}. Get it from https://data.caltech.edu/" in str(error.value)
+    assert "CUB_200_2011.tgz, or pass download=True" in str(error.value)
+
+
+def test_cub200_names_missing_images(root):
+    folder = look_alikes.write_cub(root, CUB) / "images"
+    lost = [folder / "001.Bird_1" / "Bird_0001_1.jpg"]
+    lost += [folder / "200.Bird_200" / "Bird_0000_200.jpg"]
+    for path in lost:
+        path.unlink()
+    lost[1].parent.rmdir()
+    message = f"2 of 8 images are missing: {lost[0]}, {lost[1]}. Get them from https"
+    with pytest.raises(FileNotFoundError, match=re.escape(message)):
+        datasets.cub200(root, check_counts=False)
+
+
+@pytest.mark.parametrize(
+    ("name", "old", "new", "message"),
+    [
+        ("images", "1 001.Bird_1/Bird_0000_1.jpg", "1", "must have 2 columns.*line 1"),
+        ("image_class_labels", "8 200\n", "", "Received: none for image 8 \\(1 in"),
+        ("image_class_labels", "8 200", "8 x", "must number images and cl.*: 'x'"),
+        ("classes", "100 100.Bird_100\n", "", "Received: no name for class 100 \\(1"),
+        ("images", None, "", "must list at least one image"),
+    ],
+)
+def test_cub200_refuses_broken_lists(root, name, old, new, message):
+    path = look_alikes.write_cub(root, CUB) / f"{name}.txt"
+    edit(path, path.read_text() if old is None else old, new)
+    with pytest.raises(ValueError, match=message):
+        datasets.cub200(root, check_counts=False)
+
+
+def test_cub200_needs_both_halves(root):
+    look_alikes.write_cub(root, {1: 1, 2: 1})
+    message = "test half must have images.*only images of classes 1 to 2"
+    with pytest.raises(ValueError, match=message):
+        datasets.cub200(root, check_counts=False)
+
+
+# ==== Cars196 ====
+
+WRITE_CARS = {
+    "a": look_alikes.write_cars_a,
+    "b": look_alikes.write_cars_b,
+    "b, labels in the root": lambda *args, **kwargs: look_alikes.write_cars_b(
+        *args, labels_in="root", **kwargs
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def _scipy():
+    pytest.importorskip("scipy", reason="the files of Cars196 need SciPy")
+
+
+@pytest.mark.usefixtures("_scipy")
+@pytest.mark.parametrize("form", WRITE_CARS)
+def test_cars196(root, form):
+    WRITE_CARS[form](root, CARS)
+    train, test = datasets.cars196(root, check_counts=False)
+    assert train.class_names == (
+        "Maker Model 2 Coupé 2012",
+        "Maker Model 98 Coupé 2012",
+    )
+    assert test.class_names == (
+        "Maker Model 99 Coupé 2012",
+        "Maker Model 196 Coupé 2012",
+    )
+    assert train.class_sizes.tolist() == [3, 2]
+    assert test.class_sizes.tolist() == [3, 2]
+    names = [Path(path).relative_to(root).as_posix() for path in train.images]
+    if form == "a":
+        assert names == [f"car_ims/00000{k}.jpg" for k in range(1, 6)]
+        assert train.labels.tolist() == [0, 0, 0, 1, 1]
+    else:  # images 0, 2, 4 of 2, 2, 2, 98, 98 lie in cars_train, 1 and 3 in cars_test
+        assert names == [f"cars_train/0000{k}.jpg" for k in (1, 2, 3)] + [
+            "cars_test/00001.jpg",
+            "cars_test/00002.jpg",
+        ]
+        assert train.labels.tolist() == [0, 0, 1, 0, 1]
+    for half in (train, test):
+        check_images(half)
+        for path, label in zip(half.images, half.labels, strict=True):
+            class_id = int(half.class_names[label].split()[2])
+            assert Path(path).read_bytes() == look_alikes.jpeg(class_id, 0)
+
+
+@pytest.mark.usefixtures("_scipy")
+def test_cars196_of_the_published_size(root):
+    sizes = spread(8054, range(1, 99)) | spread(8131, range(99, 197))
+    look_alikes.write_cars_a(root, sizes, image=None)
+    with pytest.raises(FileNotFoundError, match="16,185 of 16,185 images are missing"):
+        datasets.cars196(root)
+
+
+@pytest.mark.usefixtures("_scipy")
+def test_cars196_refuses_other_counts(root):
+    look_alikes.write_cars_a(root, CARS)
+    with pytest.raises(
+        ValueError, match="must have 8,054 images of 98 .*: 5 images of"
+    ):
+        datasets.cars196(root)
+
+
+@pytest.mark.usefixtures("_scipy")
+@pytest.mark.parametrize(
+    ("form", "name"),
+    [
+        ("a", "cars_annos.mat"),
+        ("b", "devkit/cars_meta.mat"),
+        ("b", "devkit/cars_train_annos.mat"),
+        ("b", "devkit/cars_test_annos_withlabels.mat"),
+    ],
+)
+def test_cars196_names_a_missing_or_broken_file(root, form, name):
+    path = WRITE_CARS[form](root, CARS) / name
+    path.unlink()
+    with pytest.raises(FileNotFoundError) as error:
+        datasets.cars196(root, check_counts=False)
+    assert f"Missing: {path}. Get it from a copy listed at https" in str(error.value)
+    path.write_bytes(b"<html>404</html>" * 99)
+    with pytest.raises(ValueError, match=re.escape(f"{path} must be a MATLAB file")):
+        datasets.cars196(root, check_counts=False)
+
+
+@pytest.mark.usefixtures("_scipy")
+def test_cars196_refuses_test_annotations_without_classes(root):
+    folder = look_alikes.write_cars_b(root, CARS) / "devkit"
+    (folder / "cars_test_annos.mat").rename(folder / "cars_test_annos_withlabels.mat")
+    with pytest.raises(ValueError, match="must have the field `class`.*bbox_x1"):
+        datasets.cars196(root, check_counts=False)
+
+
+@pytest.mark.usefixtures("_scipy")
+def test_cars196_refuses_another_matlab_file(root):
+    folder = look_alikes.write_cars_b(root, CARS) / "devkit"
+    (folder / "cars_meta.mat").rename(folder / "cars_train_annos.mat")
+    message = "must hold `annotations`; .*Received: class_names"
+    with pytest.raises(ValueError, match=message):
+        datasets.cars196(root, check_counts=False)
+
+
+def test_cars196_says_what_both_forms_need(root):
+    with pytest.raises(FileNotFoundError) as error:
+        datasets.cars196(root)
+    for name in ("cars_annos.mat", "car_ims", "devkit", "cars_train", "cars_test"):
+        assert str(root / name) in str(error.value)
+
+
+def test_cars196_says_that_scipy_is_missing(root, monkeypatch):
+    (root / "car_ims").mkdir(parents=True)
+    monkeypatch.setitem(sys.modules, "scipy.io", None)
+    with pytest.raises(ImportError, match=r'pip install "keras-ccp\[cars\]"'):
+        datasets.cars196(root)
+
+
+# ==== Stanford Online Products ====
+
+
+@pytest.mark.parametrize("inside", [False, True])
+def test_sop(root, inside):
+    folder = look_alikes.write_sop(root, *SOP)
+    train, test = datasets.sop(folder if inside else root, check_counts=False)
+    assert train.labels.tolist() == [0, 0, 1, 2, 2]
+    assert train.class_names == ("1", "3", "11318")
+    assert test.labels.tolist() == [0, 0, 1, 1, 1]
+    assert test.class_names == ("11319", "22634")
+    # 1 % 3 = 1 is a cabinet; 22634 % 3 = 2 a chair.
+    assert train.images[0] == str(folder / "cabinet_final" / "110000000001_0.JPG")
+    assert test.images[-1] == str(folder / "chair_final" / "110000022634_2.JPG")
+    check_images(train)
+    check_images(test)
+
+
+def test_sop_of_the_published_size_is_read_in_seconds(root):
+    look_alikes.write_sop(
+        root,
+        spread(59551, range(1, 11319)),
+        spread(60502, range(11319, 22635)),
+        image=None,
+    )
+    start = time.perf_counter()
+    with pytest.raises(FileNotFoundError, match="120,053 of 120,053 images are miss"):
+        datasets.sop(root)
+    # Measured on one core: 1 s, 3 s where the files are there, and 44 MB of memory.
+    assert time.perf_counter() - start < 20
+
+
+def test_sop_refuses(root):
+    folder = look_alikes.write_sop(root, *SOP)
+    with pytest.raises(ValueError, match="must have 59,551 .*: 5 images of 3 classes"):
+        datasets.sop(root)
+    (folder / "cabinet_final" / "110000000001_1.JPG").unlink()
+    with pytest.raises(FileNotFoundError, match="1 of 10 .*_1.JPG. Get them from ftp:"):
+        datasets.sop(root, check_counts=False)
+    edit(folder / "Ebay_test.txt", " 22634 ", " 3 ")
+    with pytest.raises(ValueError, match=r"share classes.* class 3 in both \(1 in"):
+        datasets.sop(root, check_counts=False)
+    (folder / "Ebay_test.txt").unlink()
+    with pytest.raises(FileNotFoundError, match="Missing: .*Ebay_test.txt. Get it"):
+        datasets.sop(root, check_counts=False)
+    message = "`root` must hold Stanford_Online_Products/Ebay_train.txt. Missing: "
+    with pytest.raises(FileNotFoundError, match=message):
+        datasets.sop(root / "elsewhere")
+
+
+# ==== In-shop ====
+
+
+@pytest.mark.parametrize("capital", [False, True])
+def test_in_shop(root, capital):
+    look_alikes.write_in_shop(root, *IN_SHOP)
+    if capital:
+        (root / "Img").mkdir()
+        (root / "img").rename(root / "Img" / "img")
+    train, query, gallery = datasets.in_shop(root, check_counts=False)
+    assert train.class_names == ("id_00000002", "id_00000009")
+    assert train.labels.tolist() == [0, 0, 0, 1]
+    assert query.class_names == gallery.class_names == ("id_00000005", "id_00000040")
+    assert query.labels.tolist() == [0, 0, 1]
+    assert gallery.labels.tolist() == [1, 0]
+    base = root / "Img" if capital else root
+    expected = base / "img" / "WOMEN" / "Dresses" / "id_00000002" / "01_1_front.jpg"
+    assert train.images[0] == str(expected)
+    for part in (train, query, gallery):
+        check_images(part)
+
+
+def test_in_shop_of_the_published_size(root):
+    items = range(4000, 4000 + 2 * 3985, 2)
+    look_alikes.write_in_shop(
+        root,
+        spread(25882, range(1, 3998)),
+        spread(14218, items),
+        spread(12612, items),
+        image=None,
+    )
+    with pytest.raises(FileNotFoundError, match="52,712 of 52,712 images are missing"):
+        datasets.in_shop(root)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "message"),
+    [
+        (IN_SHOP, "In-shop's train part must have 25,882 images of 3,997 classes"),
+        (({2: 1}, {5: 1, 7: 1}, {5: 1}), r"id_00000007 in one of them only \(1 in"),
+        (({5: 1}, {5: 1}, {5: 1}), r"must not share items.*id_00000005 in both \(1"),
+        (({2: 1}, {}, {5: 1}), "Received: none for query"),
+    ],
+)
+def test_in_shop_refuses(root, sizes, message):
+    look_alikes.write_in_shop(root, *sizes)
+    with pytest.raises(ValueError, match=message):
+        datasets.in_shop(root)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("9\n", "10\n", "Received: 10 in the first line, 9 images"),
+        ("9\n", "nine\n", "must number images and classes.*'nine'"),
+        ("query\n", "probe\n", "Received: 'probe' for img/"),
+    ],
+)
+def test_in_shop_refuses_a_broken_list(root, old, new, message):
+    look_alikes.write_in_shop(root, *IN_SHOP)
+    path = root / "Eval" / "list_eval_partition.txt"
+    path.write_text(path.read_text().replace(old, new, 1))
+    with pytest.raises(ValueError, match=message):
+        datasets.in_shop(root, check_counts=False)
+
+
+def test_in_shop_names_what_is_missing(root):
+    look_alikes.write_in_shop(root, *IN_SHOP)
+    image = root / "img/MEN/Denim/id_00000009/01_1_front.jpg"
+    image.unlink()
+    with pytest.raises(
+        FileNotFoundError, match=re.escape(f"1 of 9 images are missing: {image}")
+    ):
+        datasets.in_shop(root, check_counts=False)
+    with pytest.raises(
+        FileNotFoundError, match="Eval/list_eval_partition.txt. Get it "
+    ):
+        datasets.in_shop(root / "img")
+
+
+# ==== Omniglot ====
+
+# The alphabets of the small archives and their numbers of characters.
+SMALL_1 = {"Balinese": 24, "Early_Aramaic": 22, "Greek": 24, "Korean": 40, "Latin": 26}
+SMALL_2 = {"Greek": 24, "Japanese_(katakana)": 47, "Latin": 26, "Sanskrit": 42}
+SMALL_2["Tagalog"] = 17
+
+
+def test_omniglot_of_the_published_size(root):
+    look_alikes.write_omniglot(
+        root,
+        {"images_background_small1": SMALL_1, "images_background_small2": SMALL_2},
+    )
+    dataset = datasets.omniglot(root)
+    # Greek and Latin are in both: 136 + 156 - 24 - 26 = 242.
+    assert len(dataset) == 4840
+    assert dataset.class_sizes.tolist() == [20] * 242
+    assert dataset.class_names[0] == "Balinese/character01"
+    assert dataset.class_names[24] == "Early_Aramaic/character01"
+    assert list(dataset.class_names) == sorted(dataset.class_names)
+    assert dataset.images[1] == str(
+        root / "images_background_small1/Balinese/character01/0001_02.png"
+    )
+    image = tf.io.decode_image(Path(dataset.images[0]).read_bytes()).numpy()
+    assert image.shape == (105, 105, 1)
+    assert image[50, 52] == 0  # ink
+    assert image[0, 0] == 255
+
+
+def test_omniglot_refuses(root):
+    with pytest.raises(FileNotFoundError, match="Missing: all of images_background, "):
+        datasets.omniglot(root)
+    folder = root / "images_evaluation"
+    look_alikes.write_omniglot(root, {folder.name: {"Atlantean": 2}}, drawers=3)
+    message = (
+        f"{folder} must have 659 characters of 20 images, as published: unpack the "
+        "archive again, or pass check_counts=False to use another one of the same "
+        "form. Received: 2 characters, 3 images of Atlantean/character01"
+    )
+    with pytest.raises(ValueError, match=re.escape(message)):
+        datasets.omniglot(root)
+    (folder / "Atlantean" / "Thumbs.db").touch()
+    (folder / "readme.txt").touch()
+    dataset = datasets.omniglot(root, check_counts=False)
+    assert dataset.class_sizes.tolist() == [3, 3]
+    (root / "images_background").mkdir()
+    with pytest.raises(ValueError, match="must hold images <alphabet>/character01"):
+        datasets.omniglot(root, check_counts=False)
+
+
+def test_look_alike_pngs_have_one_bit():
+    pixels = np.random.default_rng(0).integers(0, 2, (5, 11))
+    image = tf.io.decode_png(look_alikes.one_bit_png(pixels))
+    assert (image[..., 0].numpy() == 255 * pixels).all()
