@@ -9,7 +9,8 @@ from keras_ccp import distribute, losses
 from keras_ccp.arguments import check_int, check_number, refuse_sample_weight
 from keras_ccp.embedder import check_embedder
 from keras_ccp.layers import normalization_layer
-from keras_ccp.proxies import ProxyBank, scale_update
+from keras_ccp.optimization import add_weight_decay, scale_update
+from keras_ccp.proxies import ProxyBank
 from keras_ccp.samples import SampleBank
 from keras_ccp.snapshot import Snapshot
 from keras_ccp.trainer import Trainer
@@ -51,6 +52,9 @@ class CCPModel(Trainer):
             there would be proxies. Defaults to `"proxies"`.
         proxy_learning_rate_multiplier: float, proxies move by this multiple of what
             the optimizer would move them by. Defaults to 1.
+        weight_decay: float, L2: this multiple of each weight is added to its gradient,
+            as the published runs do it. An optimizer's own `weight_decay` in Keras
+            leaves the gradient alone. Defaults to 0.
         **kwargs: `name` and the other arguments of `keras.Model`.
 
     Raises:
@@ -70,6 +74,7 @@ class CCPModel(Trainer):
         normalization: str | None = "lipschitz",
         references: str = "proxies",
         proxy_learning_rate_multiplier: float = 1.0,
+        weight_decay: float = 0.0,
         **kwargs,
     ):
         check_embedder(embedder)
@@ -79,6 +84,7 @@ class CCPModel(Trainer):
         check_number("in_batch_weight", in_batch_weight, minimum=0)
         multiplier = proxy_learning_rate_multiplier
         check_number("proxy_learning_rate_multiplier", multiplier, minimum=0)
+        check_number("weight_decay", weight_decay, minimum=0)
         if references not in ("proxies", "samples"):
             raise ValueError(
                 '`references` must be "proxies" or "samples". '
@@ -94,6 +100,7 @@ class CCPModel(Trainer):
         self.normalize = normalization_layer(normalization, name="normalize")
         self.references = references
         self.proxy_learning_rate_multiplier = proxy_learning_rate_multiplier
+        self.weight_decay = weight_decay
         self.proxy_bank = self.sample_bank = None
         sizes = num_classes, proxies_per_class
         if proxies_per_class and references == "proxies":
@@ -185,6 +192,9 @@ class CCPModel(Trainer):
             scaled_loss = self.optimizer.scale_loss(loss)
         weights = self.trainable_weights
         gradients = tape.gradient(scaled_loss, weights)
+        gradients = add_weight_decay(
+            gradients, weights, self.weight_decay, self.optimizer
+        )
         with scale_update(self.proxy_bank, self.proxy_learning_rate_multiplier):
             self.optimizer.apply_gradients(zip(gradients, weights, strict=True))
         return self.compute_metrics(images, labels, embeddings)
@@ -238,17 +248,8 @@ class CCPModel(Trainer):
         self.compile(**{k: v for k, v in config.items() if v is not None})
 
     def check_start(self) -> None:
-        """Raises if there is nothing yet to compare a batch with.
-
-        Raises:
-            ValueError: if there are no reference samples.
-        """
-        if self.sample_bank is not None and not self.sample_bank.images.numpy().any():
-            raise ValueError(
-                'references="samples" needs reference samples before the first step: '
-                "pass a CCPCallback, which chooses them from its pool, or call "
-                "model.sample_bank.assign(images). Received: none so far"
-            )
+        if self.sample_bank is not None:
+            self.sample_bank.check_filled()
 
     @property
     def image_shape(self) -> tuple:
@@ -283,6 +284,7 @@ class CCPModel(Trainer):
             normalization=self.normalization,
             references=self.references,
             proxy_learning_rate_multiplier=self.proxy_learning_rate_multiplier,
+            weight_decay=self.weight_decay,
         )
         return config
 

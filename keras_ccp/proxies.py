@@ -1,7 +1,5 @@
 """The proxies: learned points that stand for the classes during training."""
 
-import contextlib
-from collections.abc import Iterator
 from typing import Any
 
 import keras
@@ -114,22 +112,3 @@ def reset_slots(optimizer: keras.optimizers.Optimizer, variable: Any) -> None:
         elif slot.name.startswith(prefix) or slot.name == variable.name:
             # Adafactor names its factored moments after the variable alone.
             slot.assign(np.zeros(slot.shape, slot.dtype))
-
-
-@contextlib.contextmanager
-def scale_update(bank: ProxyBank | None, multiplier: float) -> Iterator[None]:
-    """Multiplies what the optimizer does to the proxies inside the `with` block.
-
-    The update is scaled, not the gradient: Adam would undo the latter. So it is what
-    a learning rate of its own would do.
-
-    Args:
-        bank: proxies, or `None` for none.
-        multiplier: float, 1 leaves the update as it is.
-    """
-    if bank is None or multiplier == 1:
-        yield
-        return
-    before = tf.identity(bank.proxies)
-    yield
-    bank.proxies.assign(before + multiplier * (bank.proxies - before))

@@ -66,6 +66,19 @@ class SampleBank(keras.layers.Layer):
         """`(num_classes * samples_per_class, height, width, channels)`, by class."""
         return tf.reshape(self.images, (-1, *self.image_shape))
 
+    def check_filled(self) -> None:
+        """Raises if there is nothing yet to compare a batch with.
+
+        Raises:
+            ValueError: if no images were assigned.
+        """
+        if not self.images.numpy().any():
+            raise ValueError(
+                'references="samples" needs reference samples before the first step: '
+                "pass a CCPCallback, which chooses them from its pool, or call "
+                "model.sample_bank.assign(images). Received: none so far"
+            )
+
     def assign(self, images: np.ndarray) -> None:
         """Replaces all images.
 

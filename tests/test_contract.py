@@ -27,15 +27,16 @@ MODULES = {
 # From the top down: a module imports only from rows below its own.
 LAYERS = [
     {"cli", "report"},
-    {"experiment", "config"},
-    {"callback", "warm_up", "plots"},
+    {"experiment"},
+    {"config"},
+    {"callback", "backup", "warm_up", "plots"},
     {"pool"},
     {"model"},
-    {"trainer"},
+    {"trainer", "optimization"},
     {"losses", "proxies", "samples", "embedder", "retrieval", "index", "pipeline"}
     | {"snapshot", "training_data", "fit_checks"},
     {"layers", "distribute", "k_center", "backbones", "datasets"},
-    {"arguments"},
+    {"arguments", "checkpoint", "yaml_files"},
 ]
 ROWS = {part: row for row, parts in enumerate(LAYERS) for part in parts}
 # Keras calls these with its own arguments and documents them; the names that
@@ -353,6 +354,7 @@ ARGUMENTS = {
         "normalization": "l2",
         "references": "samples",
         "proxy_learning_rate_multiplier": 10.0,
+        "weight_decay": 0.1,
     },
     "ProxyBank": lambda: {
         "num_classes": 5,

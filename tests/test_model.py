@@ -655,3 +655,21 @@ def test_a_memory_that_is_never_used_is_refused():
     loss = losses.CrossBatchMemory("contrastive", size=8)
     with pytest.raises(ValueError, match="in_batch_weight=0"):
         CCPModel(embedder, 2, 1).compile("sgd", loss)
+
+
+@pytest.mark.parametrize("policy", ["float32", "mixed_float16"])
+def test_weight_decay_is_l2_in_the_gradient(policy):
+    # SGD(0.1), decay 0.5: beside the gradient's step each weight loses 5 % of itself.
+    keras.config.set_dtype_policy(policy)
+    x = np.random.default_rng(0).normal(size=(8, 4)).astype("float32")
+    results = []
+    for decay in (0.0, 0.5):
+        keras.utils.set_random_seed(0)
+        embedder = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3)])
+        model = CCPModel(embedder, 2, 1, weight_decay=decay)
+        model.compile(keras.optimizers.SGD(0.1), "contrastive", jit_compile=False)
+        before = [weight.numpy() for weight in model.trainable_weights]
+        model.train_on_batch(x, np.arange(8) % 2)
+        results.append([weight.numpy() for weight in model.trainable_weights])
+    for start, plain, decayed in zip(before, *results, strict=True):
+        np.testing.assert_allclose(decayed, plain - 0.05 * start, atol=1e-6)

@@ -1,6 +1,7 @@
 """Losses over pairs: of one batch, or of a batch and proxies, a memory or samples."""
 
 from collections.abc import Callable
+from typing import Any
 
 import keras
 import tensorflow as tf
@@ -35,27 +36,34 @@ _BY_NAME = {
 }
 
 
-def get(loss: PairLoss | Callable[..., tf.Tensor] | str) -> PairLoss:
+def get(loss: PairLoss | Callable[..., tf.Tensor] | str, **arguments: Any) -> PairLoss:
     """Returns the pair loss that `loss` stands for.
 
     Args:
         loss: A `PairLoss`, returned as it is; a function with the arguments of
             `PairLoss.pairs`, or another object with such a method; or the name of a
-            loss, built with its defaults: `"contrastive"`, `"cosine_contrastive"`,
-            `"multi_similarity"`, `"proxy_anchor"`, `"proxy_nca"`, `"soft_triple"` or
-            `"triplet"`.
+            loss: `"contrastive"`, `"cosine_contrastive"`, `"multi_similarity"`,
+            `"proxy_anchor"`, `"proxy_nca"`, `"soft_triple"` or `"triplet"`.
+        **arguments: Arguments of the loss that a name stands for, where they differ
+            from its defaults.
 
     Returns:
         A `PairLoss`.
 
     Raises:
-        TypeError: If `loss` is none of these, or is a class.
+        TypeError: If `loss` is none of these, or is a class, or arguments are given
+            that it does not have.
         ValueError: If no loss has that name.
     """
     if isinstance(loss, type):
         raise TypeError(
             f"`loss` must be a loss, not its class: call it, {loss.__name__}(). "
             f"Received: loss={loss!r}"
+        )
+    if arguments and not isinstance(loss, str):
+        raise TypeError(
+            "`arguments` are for the name of a loss; pass them to the loss itself. "
+            f"Received: {', '.join(arguments)} with loss={loss!r}"
         )
     if isinstance(loss, PairLoss):
         return loss
@@ -70,7 +78,7 @@ def get(loss: PairLoss | Callable[..., tf.Tensor] | str) -> PairLoss:
         )
     if loss not in _BY_NAME:
         raise ValueError(f"`loss` must be one of {names}. Received: loss={loss!r}")
-    return _BY_NAME[loss]()
+    return _BY_NAME[loss](**arguments)
 
 
 __all__ = [
