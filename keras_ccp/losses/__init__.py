@@ -6,13 +6,13 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from keras_ccp.losses.addons_interop import from_addons
+from keras_ccp.losses.addons_interop import AddonsLoss, from_addons
 from keras_ccp.losses.contrastive import ContrastiveLoss, contrastive_loss
 from keras_ccp.losses.cosine_contrastive import (
     CosineContrastiveLoss,
     cosine_contrastive_loss,
 )
-from keras_ccp.losses.cross_batch_memory import CrossBatchMemory
+from keras_ccp.losses.cross_batch_memory import CrossBatchMemory, EmbeddingMemory
 from keras_ccp.losses.function_loss import FunctionLoss
 from keras_ccp.losses.multi_similarity import (
     MultiSimilarityLoss,
@@ -21,7 +21,7 @@ from keras_ccp.losses.multi_similarity import (
 from keras_ccp.losses.pair_loss import PairLoss, check_rows
 from keras_ccp.losses.proxy_anchor import ProxyAnchorLoss, proxy_anchor_loss
 from keras_ccp.losses.proxy_nca import ProxyNCALoss, proxy_nca_loss
-from keras_ccp.losses.similarity_interop import from_similarity
+from keras_ccp.losses.similarity_interop import SimilarityLoss, from_similarity
 from keras_ccp.losses.soft_triple import SoftTripleLoss, soft_triple_loss
 from keras_ccp.losses.triplet import TripletLoss, triplet_loss
 
@@ -82,14 +82,17 @@ def get(loss: PairLoss | Callable[..., tf.Tensor] | str, **arguments: Any) -> Pa
 
 
 __all__ = [
+    "AddonsLoss",
     "ContrastiveLoss",
     "CosineContrastiveLoss",
     "CrossBatchMemory",
+    "EmbeddingMemory",
     "FunctionLoss",
     "MultiSimilarityLoss",
     "PairLoss",
     "ProxyAnchorLoss",
     "ProxyNCALoss",
+    "SimilarityLoss",
     "SoftTripleLoss",
     "TripletLoss",
     "check_rows",

@@ -1,0 +1,48 @@
+"""Batch norm whose statistics stay what they are while its scale is trained."""
+
+import keras
+
+
+@keras.saving.register_keras_serializable(package="keras_ccp")
+class FrozenBatchNormalization(keras.layers.BatchNormalization):
+    """Batch norm that always uses its moving statistics and never changes them.
+
+    `gamma * (x - moving_mean) / sqrt(moving_variance + epsilon) + beta`, in training as
+    in inference; gamma and beta remain trainable. In Keras `trainable=False` freezes
+    gamma and beta too, and `layer(x, training=False)` inside a model gives way to the
+    `training=True` that the model is called with.
+
+    Args:
+        **kwargs: As for `keras.layers.BatchNormalization`.
+    """
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+
+    def call(self, inputs, training=None, mask=None):
+        return super().call(inputs, training=False, mask=mask)
+
+
+def freeze_batch_norm(model: keras.Model) -> keras.Model:
+    """Copies a model with the statistics of its batch norms frozen.
+
+    The copy has the same layer names, weights and outputs at inference. Fine-tuning
+    with small or class-balanced batches, whose statistics are not those of the images
+    to come, is the reason to do so; the paper's runs do.
+
+    Args:
+        model: Built Functional or Sequential model.
+
+    Returns:
+        `keras.Model` with a `FrozenBatchNormalization` for each batch norm.
+    """
+
+    def clone(layer):
+        kind = type(layer)
+        if kind is keras.layers.BatchNormalization:
+            kind = FrozenBatchNormalization
+        return kind.from_config(layer.get_config())
+
+    frozen = keras.models.clone_model(model, clone_function=clone)
+    frozen.set_weights(model.get_weights())
+    return frozen
