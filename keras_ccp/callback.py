@@ -1,6 +1,5 @@
 """CCPCallback: MAP@R on held-out classes decides when the next problem begins."""
 
-import dataclasses
 import logging
 from typing import Any
 
@@ -9,6 +8,7 @@ import numpy as np
 
 from keras_ccp import retrieval
 from keras_ccp.arguments import check_int, check_number
+from keras_ccp.best_weights import BestWeights
 from keras_ccp.model import CCPModel
 from keras_ccp.pipeline import EvaluationData
 from keras_ccp.pool import Pool
@@ -16,15 +16,6 @@ from keras_ccp.proxies import reset_slots
 from keras_ccp.training_data import check_image_shape
 
 logger = logging.getLogger("keras_ccp")
-
-
-@dataclasses.dataclass
-class _Best:
-    """Highest MAP@R of a problem or of the run, and the weights that gave it."""
-
-    map_at_r: float = -np.inf
-    embedder_weights: list[np.ndarray] | None = None
-    references: list[np.ndarray] | None = None
 
 
 class CCPCallback(keras.callbacks.Callback):
@@ -39,7 +30,9 @@ class CCPCallback(keras.callbacks.Callback):
     is one evaluation interval: choose it by `steps_per_epoch`.
 
     A model without proxies is evaluated and restored in the same way, with no
-    switches: the pairwise baseline. Each `fit` starts afresh.
+    switches: the pairwise baseline. Each `fit` starts afresh; beside a `Backup` a
+    killed one goes on. Keras' `BackupAndRestore` forgets the best weights and the
+    waiting: a run it resumes switches at other times.
 
     Args:
         pool: images of all training classes, from which proxies are chosen: a
@@ -109,14 +102,39 @@ class CCPCallback(keras.callbacks.Callback):
 
     def _reset(self) -> None:
         self.wait = 0
-        self._best_of_problem = _Best()
-        self._best_of_run = _Best()
+        self._best_of_problem = BestWeights()
+        self._best_of_run = BestWeights()
         self._wait_of_run = 0
 
     @property
     def num_projections(self) -> int:
         """Switches so far in this `fit`."""
         return int(self.model.num_projections.numpy())
+
+    # ==== State beside the model's ====
+
+    def get_state(self) -> dict[str, Any]:
+        """What `Backup` keeps of this callback, by name."""
+        return {
+            "wait": self.wait,
+            "wait_of_run": self._wait_of_run,
+            # As a string, since one that was drawn has 128 bits.
+            "pool_seed": str(self.pool.seed),
+            "best_of_problem": self._best_of_problem.get_state(),
+            "best_of_run": self._best_of_run.get_state(),
+        }
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Goes on from a state, in place of what `fit` began with.
+
+        Args:
+            state: what `get_state` returned, its numbers and strings also as arrays.
+        """
+        self.wait = int(state["wait"])
+        self._wait_of_run = int(state["wait_of_run"])
+        self.pool.seed = int(str(state["pool_seed"]))
+        self._best_of_problem = BestWeights.from_state(state["best_of_problem"])
+        self._best_of_run = BestWeights.from_state(state["best_of_run"])
 
     # ==== Keras events ====
 
@@ -126,7 +144,7 @@ class CCPCallback(keras.callbacks.Callback):
         self.model.num_projections.assign(0)
         self.model.snapshot.drop()
         # So that there is something to go back to if the first steps diverge.
-        self._best_of_run = self._state(-np.inf)
+        self._best_of_run = BestWeights.of(self.model)
         if self._switches:
             self._choose_first_references()
 
@@ -134,7 +152,7 @@ class CCPCallback(keras.callbacks.Callback):
         metrics = self.evaluate() if self._is_finite() else None
         if metrics is None:
             self._stop("weights or embeddings are no longer finite")
-            self._restore(self._best_of_run)
+            self._best_of_run.restore(self.model)
             return
         logs = {} if logs is None else logs
         for name in ("map_at_r", "precision_at_1", "precision_at_r"):
@@ -148,7 +166,7 @@ class CCPCallback(keras.callbacks.Callback):
 
     def on_train_end(self, logs=None):
         if self.restore_best:
-            self._restore(self._best_of_run)
+            self._best_of_run.restore(self.model)
 
     # ==== The parts of an evaluation ====
 
@@ -179,18 +197,18 @@ class CCPCallback(keras.callbacks.Callback):
             )
         best = self._best_of_problem
         current = self.model.embedder.get_weights()
-        self._restore(best)
+        best.restore(self.model)
         self.model.take_snapshot()
         converged = self._embedded_references()
         if not self.restore_on_switch:
             self.model.embedder.set_weights(current)
         if not self._choose_references(covered=converged):
             self._stop("the embeddings of `pool` are no longer finite")
-            self._restore(self._best_of_run)
+            self._best_of_run.restore(self.model)
             return
         self.model.num_projections.assign_add(1)
         self.wait = 0
-        self._best_of_problem = _Best()
+        self._best_of_problem = BestWeights()
         logger.info(
             "projection %d: new proxies (the last problem reached MAP@R %.4f)",
             self.num_projections,
@@ -271,24 +289,9 @@ class CCPCallback(keras.callbacks.Callback):
         # The best of the run is never below that of the problem, so what improves
         # the run improves the problem.
         if improves_problem:
-            self._best_of_problem = self._state(map_at_r)
+            self._best_of_problem = BestWeights.of(self.model, map_at_r)
         if improves_run:
             self._best_of_run = self._best_of_problem
-
-    def _state(self, map_at_r: float) -> _Best:
-        bank = self.model.reference_bank
-        return _Best(
-            map_at_r,
-            self.model.embedder.get_weights(),
-            None if bank is None else bank.get_weights(),
-        )
-
-    def _restore(self, best: _Best) -> None:
-        if best.embedder_weights is None:
-            return
-        self.model.embedder.set_weights(best.embedder_weights)
-        if best.references is not None:
-            self.model.reference_bank.set_weights(best.references)
 
     def _stop(self, reason: str) -> None:
         logger.warning("training stopped: %s", reason)

@@ -69,7 +69,7 @@ class Trainer(keras.Model):
             kwargs.setdefault("shuffle", False)
         validation = kwargs.get("validation_data")
         if isinstance(validation, Dataset):
-            kwargs["validation_data"] = (validation.images, validation.labels)
+            kwargs["validation_data"] = EvaluationData(validation).labelled_batches()
         end_of_data = EndOfData()
         callbacks = [*ordered(callbacks), end_of_data]
         with label_errors():

@@ -1,21 +1,41 @@
 """YAML files that start from other files."""
 
+import difflib
 import re
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-
-class _Loader(yaml.SafeLoader):
-    """SafeLoader that takes 1e-5 for a number, as everybody but YAML 1.1 does."""
-
-
-_Loader.add_implicit_resolver(
+# 1e-5 is a number to everybody but YAML 1.1, which asks for a point: 1.0e-5.
+_FLOAT = (
     "tag:yaml.org,2002:float",
     re.compile(r"[-+]?[0-9][0-9_]*(\.[0-9_]*)?[eE][-+]?[0-9]+$"),
     list("-+0123456789"),
 )
+
+
+class _Loader(yaml.SafeLoader):
+    """Plain values only; a key that is there twice is an error."""
+
+    def construct_mapping(self, node, deep=False):
+        if isinstance(node, yaml.MappingNode):
+            keys = Counter((key.tag, str(key.value)) for key, _ in node.value)
+            twice = [key for (_, key), count in keys.items() if count > 1]
+            if twice:
+                raise yaml.constructor.ConstructorError(
+                    None, None, f"`{twice[0]}` is there twice", node.start_mark
+                )
+        return super().construct_mapping(node, deep)
+
+
+class _Dumper(yaml.SafeDumper):
+    """Quotes what `_Loader` would take for a number."""
+
+
+_Loader.add_implicit_resolver(*_FLOAT)
+_Dumper.add_implicit_resolver(*_FLOAT)
 
 
 def read_yaml(path: Path, seen: tuple[Path, ...] = ()) -> dict[str, Any]:
@@ -30,17 +50,17 @@ def read_yaml(path: Path, seen: tuple[Path, ...] = ()) -> dict[str, Any]:
         Nested dict without `base`.
 
     Raises:
-        FileNotFoundError: If a file does not exist.
+        FileNotFoundError: If a file does not exist; the message names the nearest one.
         ValueError: If a file is no YAML mapping or leads back to itself.
     """
     path = path.resolve()
     if path in seen:
         raise ValueError(f"`base` must not lead back to the file. Received: {path}")
+    if not path.is_file():
+        origin = f", a base of {seen[-1]}" if seen else ""
+        raise FileNotFoundError(f"There is no file {path}{origin}{_nearest(path)}")
     try:
         values = yaml.load(path.read_text("utf-8"), _Loader)  # noqa: S506
-    except FileNotFoundError:
-        origin = f", the base of {seen[-1]}" if seen else ""
-        raise FileNotFoundError(f"There is no config {path}{origin}") from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ValueError(f"{path} must be YAML. Received: {error}") from None
     if not isinstance(values, dict):
@@ -48,10 +68,30 @@ def read_yaml(path: Path, seen: tuple[Path, ...] = ()) -> dict[str, Any]:
             f"{path} must hold `key: value` pairs. Received: {type(values).__name__}"
         )
     bases = values.pop("base", [])
+    bases = [bases] if isinstance(bases, str) else bases
+    if not isinstance(bases, list) or not all(isinstance(b, str) for b in bases):
+        raise ValueError(
+            f"`base` of {path} must be a path or a list of them. Received: {bases!r}"
+        )
     merged: dict[str, Any] = {}
-    for base in [bases] if isinstance(bases, str) else bases:
+    for base in bases:
         merged = merge(merged, read_yaml(path.parent / base, (*seen, path)))
     return merge(merged, values)
+
+
+def _nearest(path: Path) -> str:
+    names = [other.name for other in path.parent.glob("*.yaml")]
+    near = difflib.get_close_matches(path.name, names, n=1, cutoff=0.0)
+    return f"; did you mean `{near[0]}`?" if near else ""
+
+
+def write_yaml(values: dict[str, Any]) -> str:
+    """YAML text that `read_yaml` reads.
+
+    Args:
+        values: nested dict of plain values.
+    """
+    return yaml.dump(values, Dumper=_Dumper, sort_keys=False)
 
 
 def merge(lower: dict[str, Any], upper: dict[str, Any]) -> dict[str, Any]:

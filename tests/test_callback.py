@@ -191,6 +191,43 @@ def test_train_begin_clears_the_last_run():
     assert float(model.proximal_loss()) == 0.0
 
 
+def test_state_makes_another_callback_go_on():
+    # Best of the run 0.9 (weight 1), of the second problem 0.3 (weight 5), wait 1.
+    first, model, _ = driven([0.9, 0.1, 0.1, 0.2, 0.3, 0.3], patience=2)
+    state = first.get_state()
+    other = driven([0.4], patience=2)[0]
+    other.set_state(state)
+    assert (other.wait, other._wait_of_run) == (first.wait, 5) == (1, 5)
+    for name, best, weight in (("problem", 0.3, 5.0), ("run", 0.9, 1.0)):
+        kept = getattr(other, f"_best_of_{name}")
+        assert kept.map_at_r == best
+        assert kept.embedder_weights == [weight]
+        assert kept.references[0].item() == 99.0 + weight
+    other.on_train_end()
+    assert other.model.embedder.get_weights()[0] == 1.0
+    # What it went on from ends with this `fit`.
+    other.on_train_begin()
+    assert (other.wait, other._wait_of_run) == (0, 0)
+    assert other._best_of_run.map_at_r == -np.inf
+
+
+def test_state_right_after_a_switch_and_without_proxies():
+    first = driven([0.5, 0.4], patience=1)[0]
+    other = driven([0.1])[0]
+    other.set_state(first.get_state())
+    assert other._best_of_problem == type(other._best_of_problem)()
+    callback, model, _ = fitted(epochs=1, model=color_model(proxies_per_class=0))
+    callback.set_state(callback.get_state())
+    assert callback._best_of_run.references is None
+    assert len(callback._best_of_run.embedder_weights) == len(model.embedder.weights)
+
+
+def test_state_holds_a_drawn_seed():
+    callbacks = [CCPCallback(*color_data().split_classes(4)) for _ in range(2)]
+    callbacks[1].set_state(callbacks[0].get_state())
+    assert callbacks[0].pool.seed == callbacks[1].pool.seed
+
+
 @pytest.mark.parametrize(
     "name",
     [

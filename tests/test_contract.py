@@ -30,13 +30,13 @@ LAYERS = [
     {"experiment"},
     {"config"},
     {"callback", "backup", "warm_up", "plots"},
-    {"pool"},
+    {"pool", "best_weights"},
     {"model"},
     {"trainer", "optimization"},
     {"losses", "proxies", "samples", "embedder", "retrieval", "index", "pipeline"}
     | {"snapshot", "training_data", "fit_checks"},
     {"layers", "distribute", "k_center", "backbones", "datasets"},
-    {"arguments", "checkpoint", "yaml_files"},
+    {"arguments", "checkpoint", "yaml_files", "config_sections", "published"},
 ]
 ROWS = {part: row for row, parts in enumerate(LAYERS) for part in parts}
 # Keras calls these with its own arguments and documents them; the names that
@@ -343,8 +343,16 @@ def function_of_pairs(labels, embeddings, reference_labels, references, exclude_
     return tf.reduce_sum(embeddings, axis=1)
 
 
+def similarity_loss():
+    library = pytest.importorskip("tensorflow_similarity")
+    return library.losses.TripletLoss(reduction="sum_over_batch_size", margin=0.2)
+
+
 # Arguments that differ from the defaults, so that none is lost unseen.
 ARGUMENTS = {
+    "AddonsLoss": lambda: {"function": "triplet_hard", "arguments": {"margin": 0.2}},
+    "FrozenBatchNormalization": lambda: {"momentum": 0.8},
+    "SimilarityLoss": lambda: {"loss": similarity_loss()},
     "CCPModel": lambda: {
         "embedder": small_embedder(),
         "num_classes": 5,

@@ -95,3 +95,22 @@ def test_log_one_plus_sum_exp_has_no_overflow_and_no_loss():
     # The softmax with an additional exponent 0.
     expected = [[0.5, 0.5], [np.exp(-30), 0.0], [0.0, 0.0], [0.0, 0.0]]
     np.testing.assert_allclose(tape.gradient(values, exponents), expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize("size", [4096, 5000])
+def test_many_references_are_as_good_as_few(size):
+    # They are split; oracle: NumPy in float64, and the gradient of two halves.
+    rng = np.random.default_rng(0)
+    rows, columns = rng.normal(size=(3, 4)), rng.normal(size=(size, 4))
+    rows, columns = (tf.constant(x.astype("float32")) for x in (rows, columns))
+    upstream = tf.constant(rng.normal(size=(3, size)).astype("float32"))
+    with tf.GradientTape() as tape:
+        tape.watch((rows, columns))
+        distances = pairwise_distances(rows, columns)
+    gradients = tape.gradient(distances, (rows, columns), upstream)
+    differences = rows.numpy()[:, None] - columns.numpy().astype("float64")
+    expected = np.linalg.norm(differences, axis=2)
+    np.testing.assert_allclose(distances, expected, rtol=1e-6)
+    weighted = upstream.numpy()[..., None] * differences / expected[..., None]
+    np.testing.assert_allclose(gradients[0], weighted.sum(1), rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(gradients[1], -weighted.sum(0), rtol=1e-4, atol=1e-5)

@@ -121,6 +121,38 @@ def test_augment_gets_another_seed_each_step():
     assert seen == [700, 701, 702]  # 100 * seed + step
 
 
+@pytest.mark.parametrize("first_batch", [1, np.uint8(9), 40])
+def test_first_batch_goes_on_where_another_stopped(first_batch):
+    rng = np.random.default_rng(0)
+    pixels = rng.integers(0, 256, (28, 8, 8, 3), dtype=np.uint8)
+    arguments = {"seed": 2**64 + 1, "augment": small_image_augmentation()}
+    batches = balanced_batches(Dataset(pixels, LABELS), 3, 2, **arguments)
+    later = balanced_batches(
+        Dataset(pixels, LABELS), 3, 2, **arguments, first_batch=first_batch
+    )
+    assert later.element_spec == batches.element_spec
+    assert later.cardinality() == tf.data.INFINITE_CARDINALITY
+    for _ in range(2):  # a fresh iterator starts there again
+        expected = batches.skip(int(first_batch)).take(12)
+        for got, wanted in zip(later, expected, strict=False):
+            for tensor, other in zip(got, wanted, strict=True):
+                assert np.array_equal(tensor, other)
+
+
+def test_batches_left_out_are_not_augmented():
+    steps = []
+
+    def noting(images, seed):
+        tf.py_function(lambda step: steps.append(int(step)), [seed[1]], [])
+        return images
+
+    batches = balanced_batches(
+        numbered(LABELS), 2, 2, seed=0, augment=noting, first_batch=1000
+    )
+    next(iter(batches))
+    assert 1000 in steps and min(steps) == 1000
+
+
 def test_augment_may_change_size_and_type():
     def resize(images, seed):
         return tf.image.resize(images, (5, 4))
@@ -168,6 +200,8 @@ def test_no_seed_draws_one_once():
         ({"classes_per_batch": True}, TypeError, "Received: classes_per_batch=True"),
         ({"seed": -1}, ValueError, "`seed` must be at least 0. Received: seed=-1"),
         ({"drop_small_classes": "no"}, TypeError, "`drop_small_classes` must be True"),
+        ({"first_batch": -1}, ValueError, "`first_batch` must be at least 0. Recei"),
+        ({"first_batch": 1.0}, TypeError, "`first_batch` must be an integer. Recei"),
         ({"augment": 3}, TypeError, "`augment` must be None or a function"),
         (
             {"augment": small_image_augmentation},

@@ -6,6 +6,8 @@ import tensorflow as tf
 from keras_ccp.distribute import sum_over_replicas
 from keras_ccp.layers import euclidean_norms, l2_normalize
 
+_PART_SIZE = 2048
+
 
 def class_masks(
     labels: tf.Tensor, reference_labels: tf.Tensor, exclude_self: bool = False
@@ -148,25 +150,48 @@ def _dots_with_directions(rows, columns):
 @tf.custom_gradient
 def _distances(rows, columns):
     """Distances and their exact gradient, which is 0 where the distance is 0."""
-    rows64, columns64 = tf.cast(rows, tf.float64), tf.cast(columns, tf.float64)
+    rows64 = tf.cast(rows, tf.float64)
     row_squares = tf.reduce_sum(tf.square(rows64), axis=1, keepdims=True)
-    column_squares = tf.reduce_sum(tf.square(columns64), axis=1)
-    squared = tf.matmul(-2.0 * rows64, columns64, transpose_b=True)
-    squared = squared + row_squares + column_squares
     # Rounding bound of a sum of `dim` products, where both norms are about equal.
     dim = tf.cast(tf.shape(rows)[1], tf.float64)
     noise = 2.0 * np.finfo(np.float64).eps * dim * row_squares
-    squared = tf.where(squared <= noise, tf.zeros_like(squared), squared)
-    distances = tf.cast(tf.sqrt(squared), rows.dtype)
+    parts = _parts(columns, axis=0)
+
+    def distances_to(part):
+        part64 = tf.cast(part, tf.float64)
+        squared = tf.matmul(-2.0 * rows64, part64, transpose_b=True)
+        squared = squared + row_squares + tf.reduce_sum(tf.square(part64), axis=1)
+        squared = tf.where(squared <= noise, tf.zeros_like(squared), squared)
+        return tf.cast(tf.sqrt(squared), rows.dtype)
+
+    distances = tf.concat([distances_to(part) for part in parts], axis=1)
 
     def grad(upstream):
         # d(a, b) changes by (a - b) / d: summed over references this is again the
         # difference of two large numbers when d is small, hence float64.
-        weights = tf.cast(tf.math.divide_no_nan(upstream, distances), tf.float64)
-        row_grad = rows64 * tf.reduce_sum(weights, axis=1, keepdims=True)
-        row_grad -= tf.matmul(weights, columns64)
-        column_grad = columns64 * tf.reduce_sum(weights, axis=0)[:, tf.newaxis]
-        column_grad -= tf.matmul(weights, rows64, transpose_a=True)
-        return tf.cast(row_grad, rows.dtype), tf.cast(column_grad, columns.dtype)
+        weights = tf.math.divide_no_nan(upstream, distances)
+        row_grad = rows64 * tf.reduce_sum(
+            tf.cast(weights, tf.float64), axis=1, keepdims=True
+        )
+        column_grads = []
+        for part, part_weights in zip(parts, _parts(weights, axis=1), strict=True):
+            part64 = tf.cast(part, tf.float64)
+            part_weights = tf.cast(part_weights, tf.float64)
+            row_grad -= tf.matmul(part_weights, part64)
+            part_grad = part64 * tf.reduce_sum(part_weights, axis=0)[:, tf.newaxis]
+            part_grad -= tf.matmul(part_weights, rows64, transpose_a=True)
+            column_grads.append(tf.cast(part_grad, columns.dtype))
+        return tf.cast(row_grad, rows.dtype), tf.concat(column_grads, axis=0)
 
     return distances, grad
+
+
+def _parts(tensor, axis):
+    """Splits the references so that their float64 copies stay in the cache."""
+    size = tensor.shape[axis]
+    if size is None or size <= _PART_SIZE:
+        return [tensor]
+    sizes = [_PART_SIZE] * (size // _PART_SIZE)
+    if size % _PART_SIZE:
+        sizes.append(size % _PART_SIZE)
+    return tf.split(tensor, sizes, axis=axis)

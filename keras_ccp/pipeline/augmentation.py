@@ -68,6 +68,11 @@ def small_image_augmentation(
 
     def augment(images: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
         images = tf.convert_to_tensor(images)
+        if images.dtype == tf.string:
+            raise TypeError(
+                "`images` must be pixels; for a Dataset of paths or bytes take "
+                "`mlrc_augmentation()`. Received: images of tf.string"
+            )
         if images.dtype != tf.uint8 and not images.dtype.is_floating:
             raise TypeError(
                 "`images` must be uint8, or float from 0 to 1; convert them with "

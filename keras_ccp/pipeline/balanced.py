@@ -2,17 +2,31 @@
 
 import functools
 import inspect
-from collections.abc import Callable, Iterator
+import itertools
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from keras_ccp.arguments import check_bool, check_int
-from keras_ccp.datasets import Dataset, check_labels
+from keras_ccp.datasets import Dataset
 from keras_ccp.pipeline.augmentation import small_image_augmentation
+from keras_ccp.pipeline.balanced_indices import balanced_indices
+from keras_ccp.pipeline.decoding import decode_center_crop
+from keras_ccp.pipeline.encoded_batches import encoded_batches
+from keras_ccp.pipeline.image_augmentation import (
+    conventional_augmentation,
+    mlrc_augmentation,
+)
 
 Augmentation = Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
+
+_MAKERS = (
+    small_image_augmentation,
+    mlrc_augmentation,
+    conventional_augmentation,
+)
 
 
 def balanced_batches(
@@ -22,6 +36,8 @@ def balanced_batches(
     seed: int | None = None,
     augment: Augmentation | None = None,
     drop_small_classes: bool = False,
+    cache: bool = False,
+    first_batch: int = 0,
 ) -> tf.data.Dataset:
     """Endless training batches of P distinct classes with K images each.
 
@@ -30,23 +46,32 @@ def balanced_batches(
     gives the same batches, bit for bit.
 
     Args:
-        dataset: Images and labels.
+        dataset: Images and labels. Encoded images (paths or bytes) are read and decoded
+            in parallel; one that cannot be read or decoded raises a
+            `tf.errors.InvalidArgumentError` that names it.
         classes_per_batch: Number P of classes in a batch.
         samples_per_class: Number K of images of each of them. A class with fewer
             images repeats them within the batch.
         seed: Seed of the order and of `augment`, an int from 0. None draws one, once.
         augment: Maps a batch of images and a `(2,)` int64 seed, another one in every
             batch, to a batch of images; for example `small_image_augmentation()`.
+            Where images are encoded it maps one of them, a scalar string of the bytes
+            of its file, and a seed, another one for every image, to one image of known
+            shape; for example `mlrc_augmentation()`. None prepares encoded images as
+            for evaluation, by `dataset.size` and `dataset.short_side`.
         drop_small_classes: Leave out the classes with fewer than K images. The
             others keep their labels.
+        cache: Keep files in memory, encoded, once they are read. For slow disks.
+        first_batch: Number of batches to leave out at the beginning, without the time
+            that their images would take: a training that was stopped goes on there.
 
     Returns:
         Infinite, prefetched tf.data.Dataset of `(P * K, height, width, channels)`
         images and `(P * K,)` int32 labels, the K images of a class in a row.
 
     Raises:
-        ValueError: If a number is not positive, the seed is negative, or there are
-            fewer than P classes.
+        ValueError: If a number is not positive, the seed is negative, there are
+            fewer than P classes, or `cache` is set without paths.
         TypeError: If an argument has the wrong type, or `augment` takes other arguments
             or returns no images.
     """
@@ -57,6 +82,13 @@ def balanced_batches(
         )
     if augment is not None:
         _check_augment(augment)
+    check_bool("cache", cache)
+    check_int("first_batch", first_batch, minimum=0)
+    if cache and not (dataset.is_encoded and isinstance(dataset.images[0], str)):
+        raise ValueError(
+            "`cache` must be False where images are in memory already: it is for a "
+            f"Dataset of paths. Received: cache=True for {dataset!r}"
+        )
     if seed is None:
         seed = int(np.random.default_rng().integers(2**31))
     index_batches = functools.partial(
@@ -69,26 +101,71 @@ def balanced_batches(
     )
     index_batches()  # Refuses wrong arguments here, not at the first batch.
     size = int(classes_per_batch) * int(samples_per_class)
-    augment_seed = seed % 2**63
-
-    def load(step: tf.Tensor, rows: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        images = gather(dataset.images, rows)
-        if augment is not None:
-            images = _as_images(augment(images, tf.stack([augment_seed, step])))
-            images = tf.ensure_shape(images, [size, *images.shape[1:]])
-        return images, gather(dataset.labels, rows)
-
+    first_batch = int(first_batch)
     batches = tf.data.Dataset.from_generator(
-        lambda: enumerate(index_batches()),
+        lambda: enumerate(itertools.islice(index_batches(), first_batch, None)),
         output_signature=(
             tf.TensorSpec((), tf.int64),
             tf.TensorSpec((size,), tf.int64),
         ),
     )
-    batches = batches.map(load, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
+    if dataset.is_encoded:
+        batches = _decoded(batches, dataset, augment, size, seed, cache, first_batch)
+    else:
+        batches = _gathered(batches, dataset, augment, size, seed, first_batch)
     # Known to be endless: `EvaluationData` refuses it rather than read for ever.
     endless = tf.data.experimental.assert_cardinality(tf.data.INFINITE_CARDINALITY)
     return batches.apply(endless).prefetch(tf.data.AUTOTUNE)
+
+
+def _gathered(
+    batches: tf.data.Dataset,
+    dataset: Dataset,
+    augment: Augmentation | None,
+    size: int,
+    seed: int,
+    first_batch: int,
+) -> tf.data.Dataset:
+    """Images and labels of batches (step, rows) of arrays."""
+    augment_seed = seed % 2**63
+
+    def load(step: tf.Tensor, rows: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        images = gather(dataset.images, rows)
+        if augment is not None:
+            images = _as_images(
+                augment(images, tf.stack([augment_seed, step + first_batch]))
+            )
+            images = tf.ensure_shape(images, [size, *images.shape[1:]])
+        return images, gather(dataset.labels, rows)
+
+    return batches.map(load, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
+
+
+def _decoded(
+    batches: tf.data.Dataset,
+    dataset: Dataset,
+    augment: Augmentation | None,
+    size: int,
+    seed: int,
+    cache: bool,
+    first_batch: int,
+) -> tf.data.Dataset:
+    """Images and labels of batches (step, rows) of encoded images."""
+    augment_seed = seed % 2**63
+    first = first_batch * size
+
+    def decode(encoded: tf.Tensor, number: tf.Tensor) -> tf.Tensor:
+        if augment is None:
+            return decode_center_crop(encoded, dataset.size, dataset.short_side)
+        return _as_image(augment(encoded, tf.stack([augment_seed, number + first])))
+
+    def label(images: tf.Tensor, rows: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        rows = tf.ensure_shape(rows, [size])
+        images = tf.ensure_shape(images, [size, *images.shape[1:]])
+        return images, gather(dataset.labels, rows)
+
+    decoded = encoded_batches(batches, dataset.images, decode, size, cache)
+    return decoded.map(label)
 
 
 def _check_augment(augment: Any) -> None:
@@ -97,10 +174,11 @@ def _check_augment(augment: Any) -> None:
     )
     if not callable(augment):
         raise TypeError(f"{expected}. Received: augment={augment!r}")
-    if augment is small_image_augmentation:
+    if augment in _MAKERS:
+        name = augment.__name__
         raise TypeError(
-            f"{expected}: call what makes it, augment=small_image_augmentation(). "
-            "Received: augment=small_image_augmentation"
+            f"{expected}: call what makes it, augment={name}(). "
+            f"Received: augment={name}"
         )
     try:
         signature = inspect.signature(augment)
@@ -128,95 +206,16 @@ def _as_images(result: Any) -> tf.Tensor:
     return images
 
 
-def balanced_indices(
-    labels: np.ndarray,
-    classes_per_batch: int,
-    samples_per_class: int,
-    seed: int,
-    drop_small_classes: bool = False,
-) -> Iterator[np.ndarray]:
-    """The rows of each batch of `balanced_batches`.
-
-    Args:
-        labels: `(n,)` int labels.
-        classes_per_batch: Number P of classes in a batch.
-        samples_per_class: Number K of images of each of them.
-        seed: Seed of the order, an int from 0.
-        drop_small_classes: Leave out the classes with fewer than K images.
-
-    Returns:
-        Endless iterator of `(P * K,)` int64 indices into `labels`.
-
-    Raises:
-        ValueError: If a number is not positive, the seed is negative, or there are
-            fewer than P classes.
-        TypeError: If a number is not an int or `drop_small_classes` not a bool.
-    """
-    check_int("classes_per_batch", classes_per_batch, minimum=1)
-    check_int("samples_per_class", samples_per_class, minimum=1)
-    check_int("seed", seed, minimum=0)
-    check_bool("drop_small_classes", drop_small_classes)
-    labels = check_labels(labels)
-    order = np.argsort(labels, kind="stable")
-    starts = np.flatnonzero(np.diff(labels[order], prepend=-1))
-    rows_by_class = np.split(order, starts[1:])
-    kept = "classes"
-    if drop_small_classes:
-        rows_by_class = [r for r in rows_by_class if len(r) >= samples_per_class]
-        kept = f"classes with at least {samples_per_class} images"
-    if classes_per_batch > len(rows_by_class):
-        raise ValueError(
-            f"`classes_per_batch` must not exceed the number of {kept}, "
-            f"{len(rows_by_class)}. Received: classes_per_batch={classes_per_batch}"
+def _as_image(result: Any) -> tf.Tensor:
+    """What `augment` made of one encoded image, if it is an image."""
+    image = _as_images(result)
+    if image.shape.rank != 3 or not image.shape.is_fully_defined():
+        raise TypeError(
+            "`augment` must return one image of known shape (height, width, channels) "
+            "where images are encoded, as `mlrc_augmentation()` does. "
+            f"Received: a result of shape {image.shape}"
         )
-    rng = np.random.default_rng(seed)
-    return _index_batches(rows_by_class, classes_per_batch, samples_per_class, rng)
-
-
-def _index_batches(
-    rows_by_class: list[np.ndarray],
-    classes_per_batch: int,
-    samples_per_class: int,
-    rng: np.random.Generator,
-) -> Iterator[np.ndarray]:
-    classes = np.empty(0, np.int64)
-    images = [np.empty(0, np.int64) for _ in rows_by_class]
-    while True:
-        batch = []
-        chosen, classes = draw(classes, classes_per_batch, len(rows_by_class), rng)
-        for c in chosen:
-            rows = rows_by_class[c]
-            picks, images[c] = draw(images[c], samples_per_class, len(rows), rng)
-            batch.append(rows[picks])
-        yield np.concatenate(batch)
-
-
-def draw(
-    queue: np.ndarray, count: int, size: int, rng: np.random.Generator
-) -> tuple[np.ndarray, np.ndarray]:
-    """Draws from shuffled rounds of 0..size-1 laid end to end.
-
-    Each round holds every number once. Where a draw runs into the next round, that
-    round begins with the numbers this draw has used least: `count <= size` numbers
-    of one draw are distinct.
-
-    Args:
-        queue: What is left of the current round.
-        count: How many to draw.
-        size: Length of a round.
-        rng: Source of randomness.
-
-    Returns:
-        `(count,)` drawn numbers and the new queue.
-    """
-    drawn, queue = queue[:count], queue[count:]
-    while len(drawn) < count:
-        order = rng.permutation(size)
-        uses = np.bincount(drawn, minlength=size)
-        first = np.argsort(uses[order], kind="stable")[: count - len(drawn)]
-        drawn = np.concatenate([drawn, order[first]])
-        queue = np.delete(order, first)
-    return drawn, queue
+    return image
 
 
 def gather(values: np.ndarray, rows: tf.Tensor) -> tf.Tensor:

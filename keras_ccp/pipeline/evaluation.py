@@ -9,13 +9,17 @@ import tensorflow as tf
 from keras_ccp.arguments import as_array, check_finite, check_int
 from keras_ccp.datasets import Dataset, check_ids, check_labels
 from keras_ccp.pipeline.balanced import gather
+from keras_ccp.pipeline.decoding import decode_center_crop
+from keras_ccp.pipeline.encoded_batches import encoded_batches
 
 
 class EvaluationData:
     """Images in a fixed order, with labels in memory.
 
-    Arrays are not copied. A tf.data.Dataset is read twice here, for its labels and to
-    see that they come in the same order again, and once more for each `batches`.
+    Arrays are not copied. Encoded images (paths or bytes) are read and decoded anew for
+    each `batches`, and never all held in memory. A tf.data.Dataset is read twice here,
+    for its labels and to see that they come in the same order again, and once more for
+    each `batches`.
 
     Args:
         data: A `Dataset`; a pair `(x, y)` of arrays, x `(n, ...)`, y `(n,)` or
@@ -37,9 +41,12 @@ class EvaluationData:
         self.name = name
         self._stream: tf.data.Dataset | None = None
         self._images: np.ndarray | None = None
+        self._encoded: Dataset | None = None
         if isinstance(data, tf.data.Dataset):
             self._stream = data
             self.labels = _stream_labels(data, name)
+        elif isinstance(data, Dataset) and data.is_encoded:
+            self._encoded, self.labels = data, data.labels
         elif isinstance(data, Dataset):
             self._images, self.labels = data.images, data.labels
         else:
@@ -53,6 +60,8 @@ class EvaluationData:
         """Shape of one image, None where it is unknown, or None without known rank."""
         if self._images is not None:
             return self._images.shape[1:]
+        if self._encoded is not None:
+            return self._encoded.size, self._encoded.size, 3
         shape = self._stream.element_spec[0].shape
         return None if shape.rank is None else tuple(shape.as_list()[1:])
 
@@ -69,7 +78,10 @@ class EvaluationData:
             batch_size: Images in a batch.
 
         Returns:
-            Finite tf.data.Dataset of `(batch, ...)` images.
+            Finite tf.data.Dataset of `(batch, ...)` images. Encoded images are uint8,
+            their short side resized to the `short_side` of the `Dataset` and the centre
+            cut out; one that cannot be read or decoded raises a
+            `tf.errors.InvalidArgumentError` that names it.
 
         Raises:
             ValueError: If a row does not exist, there are no rows, or rows of a
@@ -81,6 +93,8 @@ class EvaluationData:
             rows = check_ids(rows, len(self), "rows")
         if self._stream is not None:
             return self._streamed_batches(rows, batch_size)
+        if self._encoded is not None:
+            return self._decoded_batches(rows, batch_size)
         if rows is None:
             indices = tf.data.Dataset.range(len(self))
         else:
@@ -91,6 +105,35 @@ class EvaluationData:
             .map(lambda i: gather(images, i), num_parallel_calls=tf.data.AUTOTUNE)
             .prefetch(tf.data.AUTOTUNE)
         )
+
+    def labelled_batches(self, batch_size: int = 128) -> tf.data.Dataset:
+        """Returns the images with their labels, in order.
+
+        Args:
+            batch_size: Images in a batch.
+
+        Returns:
+            Finite tf.data.Dataset of `(batch, ...)` images and `(batch,)` labels.
+        """
+        labels = tf.data.Dataset.from_tensor_slices(self.labels).batch(batch_size)
+        return tf.data.Dataset.zip(self.batches(batch_size=batch_size), labels)
+
+    def _decoded_batches(
+        self, rows: np.ndarray | None, batch_size: int
+    ) -> tf.data.Dataset:
+        data = self._encoded
+        rows = np.arange(len(self)) if rows is None else rows
+        decoded = encoded_batches(
+            tf.data.Dataset.from_tensor_slices(rows).batch(batch_size).enumerate(),
+            data.images,
+            lambda encoded, _: decode_center_crop(encoded, data.size, data.short_side),
+            batch_size,
+        )
+        num_batches = tf.data.experimental.assert_cardinality(
+            -(-len(rows) // batch_size)
+        )
+        images = decoded.map(lambda images, _: images)
+        return images.apply(num_batches).prefetch(tf.data.AUTOTUNE)
 
     def _streamed_batches(
         self, rows: np.ndarray | None, batch_size: int

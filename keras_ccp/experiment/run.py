@@ -1,0 +1,183 @@
+"""A whole protocol: all models of all repetitions, and the row they make."""
+
+import csv
+import importlib.metadata
+import json
+import os
+import platform
+from collections.abc import Sequence
+from pathlib import Path
+
+from keras_ccp.arguments import check_int
+from keras_ccp.config import Config, check_config, dump_config
+from keras_ccp.experiment.evaluation import (
+    METRICS,
+    join_embedders,
+    score_folds,
+    summarize,
+)
+from keras_ccp.experiment.fold import Fold, train_fold
+from keras_ccp.experiment.splits import Splits, fold_splits, load_splits
+from keras_ccp.yaml_files import read_yaml
+
+CONFIG_FILE = "config.yaml"
+METRICS_FILE = "metrics.json"
+
+
+def train_run(
+    config: Config,
+    root: str | os.PathLike,
+    out: str | os.PathLike,
+    repeats: int = 1,
+    resume: bool = False,
+    verbose: int | str = "auto",
+) -> dict:
+    """Trains and scores every model of an experiment.
+
+    Args:
+        config: the experiment.
+        root: folder of the data.
+        out: folder for everything that is written; new, or with `resume` an old one.
+        repeats: how often the whole protocol runs, each time with another seed.
+        resume: goes on with what is in `out`. Models that are finished there are not
+            trained again.
+        verbose: as for `keras.Model.fit`.
+
+    Returns:
+        The metrics, as `evaluate_run` gives them.
+
+    Raises:
+        FileExistsError: If `out` holds a run and `resume` is not set.
+        ValueError: If the run in `out` has another configuration.
+    """
+    check_int("repeats", repeats, minimum=1)
+    out = Path(out)
+    _claim(out, config, resume)
+    splits = load_splits(config.data, root)
+    for fold in _folds(config, splits, out, repeats):
+        if not fold.is_finished:
+            train_fold(config, fold, root, verbose)
+    return _score(config, splits, out)
+
+
+def evaluate_run(run: str | os.PathLike, root: str | os.PathLike) -> dict:
+    """Scores the finished models of a run on the test classes.
+
+    Writes `metrics.json`, `metrics.csv` and the SavedModel `embedder`: images -> the
+    embeddings of all models of the first repetition side by side.
+
+    Args:
+        run: folder of the run.
+        root: folder of the data.
+
+    Returns:
+        dict of `separated` and `concatenated`: for each metric its mean and the half
+        width of its 95 % interval; `models` and `repetitions`: the single scores.
+
+    Raises:
+        FileNotFoundError: If there is no run, or none of its models is finished.
+    """
+    run = Path(run)
+    config = load_run_config(run)
+    return _score(config, load_splits(config.data, root), run)
+
+
+def load_run_config(run: str | os.PathLike) -> Config:
+    """The configuration of a run.
+
+    Args:
+        run: folder of the run.
+
+    Raises:
+        FileNotFoundError: If there is no run.
+    """
+    path = Path(run) / CONFIG_FILE
+    if not path.exists():
+        raise FileNotFoundError(
+            f"There is no run in {run}: it has no {CONFIG_FILE}. "
+            "`keras-ccp train CONFIG --data ROOT --out RUN` makes one"
+        )
+    return check_config(read_yaml(path), str(path))
+
+
+def _claim(out: Path, config: Config, resume: bool) -> None:
+    if (out / CONFIG_FILE).exists():
+        if not resume:
+            raise FileExistsError(
+                f"`out` must be a new folder, or go on with --resume. Received: {out}, "
+                "which holds a run"
+            )
+        if load_run_config(out) != config:
+            raise ValueError(
+                "`config` must be that of the run that is resumed; compare it with "
+                f"{out / CONFIG_FILE}, or choose another `out`"
+            )
+        return
+    out.mkdir(parents=True, exist_ok=True)
+    (out / "versions.json").write_text(json.dumps(_versions(), indent=2))
+    (out / CONFIG_FILE).write_text(dump_config(config), encoding="utf-8")
+
+
+def _versions() -> dict[str, str]:
+    names = ("keras-ccp", "tensorflow", "keras", "numpy")
+    versions = {name: importlib.metadata.version(name) for name in names}
+    return {"python": platform.python_version(), **versions}
+
+
+def _folds(config: Config, splits: Splits, out: Path, repeats: int) -> list[Fold]:
+    pairs = fold_splits(config.data, splits.training)
+    return [
+        Fold(
+            training,
+            validation,
+            out / f"repeat{repeat}" / f"fold{number}",
+            # No two models share a seed, however many folds and repetitions.
+            config.seed + 1000 * repeat + number,
+        )
+        for repeat in range(repeats)
+        for number, (training, validation) in enumerate(pairs)
+    ]
+
+
+def _score(config: Config, splits: Splits, run: Path) -> dict:
+    repetitions = _finished(run)
+    scores = [score_folds(folds, splits) for folds in repetitions]
+    separated = [score for part in scores for score in part["separated"]]
+    concatenated = [score for part in scores for score in part["concatenated"]]
+    metrics = {
+        "dataset": config.data.name,
+        "method": config.method,
+        "separated": summarize(separated),
+        "concatenated": summarize(concatenated),
+        "models": separated,
+        "repetitions": concatenated,
+    }
+    (run / METRICS_FILE).write_text(json.dumps(metrics, indent=2))
+    _write_table(run / "metrics.csv", separated, concatenated)
+    join_embedders(repetitions[0]).export(run / "embedder", verbose=False)
+    return metrics
+
+
+def _finished(run: Path) -> list[list[Path]]:
+    """Folders of the finished models of each repetition."""
+    repetitions = [
+        sorted(path.parent for path in repeat.glob("fold*/fold.json"))
+        for repeat in sorted(run.glob("repeat*"))
+    ]
+    repetitions = [folds for folds in repetitions if folds]
+    if not repetitions:
+        raise FileNotFoundError(
+            f"No model of {run} is finished. Go on with `keras-ccp train ... --resume`"
+        )
+    return repetitions
+
+
+def _write_table(
+    path: Path, separated: Sequence[dict], concatenated: Sequence[dict]
+) -> None:
+    with path.open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["kind", "number", *METRICS])
+        for kind, scores in (("model", separated), ("repetition", concatenated)):
+            for number, score in enumerate(scores):
+                writer.writerow([kind, number, *(score[name] for name in METRICS)])

@@ -1,0 +1,513 @@
+"""A run that was killed and resumed ends as one that never stopped."""
+
+import contextlib
+import logging
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from keras_ccp import CCPCallback, CCPModel, build_embedder, checkpoint, losses
+from keras_ccp.backup import Backup
+from keras_ccp.datasets import Dataset
+from keras_ccp.pipeline import balanced_batches
+
+NUM_EPOCHS, STEPS = 6, 2
+
+
+def color_data():
+    """Images of one random colour a class, with more noise than colour."""
+    rng = np.random.default_rng(3)
+    colors = rng.integers(80, 175, (8, 1, 1, 1, 3))
+    noise = np.random.default_rng(3).integers(-90, 90, (8, 5, 8, 8, 3))
+    images = np.clip(colors + noise, 0, 255).astype("uint8").reshape(-1, 8, 8, 3)
+    return Dataset(images, np.repeat(np.arange(8), 5))
+
+
+TRAIN, UNSEEN = color_data().split_classes(4)
+
+
+def new_model(seed, dim=5, optimizer=None, loss=None, **kwargs):
+    """Weights and dropout by a seed. Eager, since tracing would take most of the time."""
+    keras.utils.set_random_seed(seed)
+    inputs = keras.Input((8, 8, 3), dtype="uint8")
+    x = keras.layers.Rescaling(1 / 255)(inputs)
+    x = keras.layers.Conv2D(4, 3, activation="relu")(x)
+    x = keras.layers.BatchNormalization()(x)
+    x = keras.layers.Dropout(0.3)(x)
+    embedder = build_embedder(keras.Model(inputs, x), embedding_dim=dim)
+    model = CCPModel(embedder, 4, **{"proxies_per_class": 2, **kwargs})
+    model.compile(
+        optimizer or keras.optimizers.Adam(3e-2),
+        loss or losses.MultiSimilarityLoss(),
+        run_eagerly=True,
+    )
+    return model
+
+
+class Killed(Exception):
+    """Stands for the end of a process, which tells nobody."""
+
+
+class Kill(keras.callbacks.Callback):
+    """Ends the run in an epoch, or once the backup of it is written."""
+
+    def __init__(self, epoch, after=False):
+        super().__init__()
+        self.epoch = epoch
+        self.runs_last = after
+
+    def on_train_batch_end(self, batch, logs=None):
+        if self.epoch == self.now and not self.runs_last:
+            raise Killed
+
+    def on_epoch_begin(self, epoch, logs=None):
+        self.now = epoch
+
+    def on_epoch_end(self, epoch, logs=None):
+        if self.epoch == epoch:
+            raise Killed
+
+
+def batches(backup):
+    """What the data would give after the epochs that are done."""
+    done = 0 if backup is None else backup.num_epochs * STEPS
+    return balanced_batches(TRAIN, 2, 2, seed=0).skip(done)
+
+
+def run(directory=None, model=None, callbacks=(), seed=1, epochs=NUM_EPOCHS, **kwargs):
+    """One call of `fit` in what stands for a new process, and what came of it."""
+    model = model or new_model(7)
+    backup = Backup(directory) if directory else None
+    callback = CCPCallback(TRAIN, UNSEEN, seed=seed, **{"patience": 1, **kwargs})
+    history = model.fit(
+        batches(backup),
+        steps_per_epoch=STEPS,
+        epochs=epochs,
+        verbose=0,
+        callbacks=[*([backup] if backup else []), callback, *callbacks],
+    )
+    return model, callback, history
+
+
+def interrupted(directory, kill, **kwargs):
+    with contextlib.suppress(Killed):
+        run(directory, callbacks=[kill], **kwargs)
+        raise RuntimeError("was not killed")
+
+
+def everything(model):
+    """Each variable of the model and the optimizer."""
+    return [v.numpy() for v in model.variables + model.optimizer.variables]
+
+
+def assert_same_end(resumed, whole):
+    for mine, theirs in zip(everything(resumed[0]), everything(whole[0]), strict=True):
+        assert mine.dtype == theirs.dtype
+        np.testing.assert_array_equal(mine, theirs)
+    history = resumed[2]
+    for name, values in history.history.items():
+        assert values == whole[2].history[name][-len(history.epoch) :]
+    assert resumed[1].wait == whole[1].wait
+    assert resumed[1].num_projections == whole[1].num_projections
+
+
+class CopyBackup(keras.callbacks.Callback):
+    """Keeps what a process that dies at the end of an epoch would leave."""
+
+    runs_last = True
+
+    def __init__(self, directory):
+        super().__init__()
+        self.directory = directory
+
+    def on_epoch_end(self, epoch, logs=None):
+        shutil.copytree(self.directory, copy_of(self.directory, epoch + 1))
+
+
+def copy_of(directory, num_epochs):
+    return directory.with_name(f"after {num_epochs}")
+
+
+@pytest.fixture(scope="module")
+def whole():
+    """The run that is never stopped."""
+    model, callback, history = run(model=new_model(0))
+    # Otherwise the tests below could not fail.
+    assert 2 <= callback.num_projections < NUM_EPOCHS
+    best = np.argmax(history.history["val_map_at_r"])
+    assert 0 < best < NUM_EPOCHS - 1
+    return model, callback, history
+
+
+@pytest.fixture(scope="module")
+def backups(tmp_path_factory):
+    """A folder of backups as they were after each epoch of the same run."""
+    directory = tmp_path_factory.mktemp("run") / "backup"
+    run(directory, model=new_model(0), callbacks=[CopyBackup(directory)])
+    return directory
+
+
+@pytest.mark.parametrize("num_epochs", range(1, NUM_EPOCHS + 1))
+def test_resumed_run_ends_like_a_whole_one(num_epochs, backups, whole):
+    directory = copy_of(backups, num_epochs)
+    assert Backup(directory).num_epochs == num_epochs
+    # Other weights and seeds: all that counts comes from the backup.
+    resumed = run(directory, model=new_model(1))
+    assert resumed[2].epoch == list(range(num_epochs, NUM_EPOCHS))
+    assert_same_end(resumed, whole)
+
+
+def test_killed_inside_an_epoch(tmp_path, whole):
+    interrupted(tmp_path, Kill(3), model=new_model(0))
+    assert_same_end(run(tmp_path, model=new_model(1)), whole)
+
+
+def test_killed_again_and_again(tmp_path, whole):
+    for epoch in range(NUM_EPOCHS):
+        interrupted(tmp_path, Kill(epoch, after=True), model=new_model(epoch))
+    assert_same_end(run(tmp_path, model=new_model(9)), whole)
+
+
+def test_seed_that_was_drawn_is_kept(tmp_path):
+    """`seed=None` draws 128 bits once; the resumed run goes on with them."""
+    interrupted(tmp_path, Kill(1, after=True), model=new_model(0), seed=None)
+    arrays = checkpoint.load_latest(tmp_path)[1]
+    seed = int(str(arrays["callbacks/CCPCallback 1/pool_seed"]))
+    resumed = run(tmp_path, seed=None)
+    assert resumed[1].pool.seed == seed > 2**64
+    assert_same_end(resumed, run(model=new_model(0), seed=seed))
+
+
+@pytest.mark.parametrize(
+    "kwargs",
+    [
+        {"optimizer": lambda: keras.optimizers.SGD(0.1, momentum=0.9)},
+        {"optimizer": lambda: keras.optimizers.Adam(0.01, use_ema=True)},
+        {
+            "optimizer": lambda: keras.optimizers.LossScaleOptimizer(
+                keras.optimizers.Adam(gradient_accumulation_steps=3), initial_scale=4.0
+            )
+        },
+        {"references": "samples"},
+        {
+            "loss": lambda: losses.CrossBatchMemory("contrastive", size=10),
+            "proxies_per_class": 0,
+        },
+    ],
+)
+def test_every_part_of_a_training_is_kept(kwargs, tmp_path):
+    def model(seed):
+        made = {k: v() if callable(v) else v for k, v in kwargs.items()}
+        return new_model(seed, **made)
+
+    interrupted(tmp_path, Kill(3, after=True), model=model(0))
+    assert_same_end(run(tmp_path, model=model(1)), run(model=model(0)))
+
+
+def test_bfloat16_weights_are_kept(tmp_path):
+    keras.config.set_dtype_policy("bfloat16")
+    interrupted(tmp_path, Kill(2, after=True), model=new_model(0))
+    resumed = run(tmp_path, model=new_model(1))
+    assert any(v.dtype == "bfloat16" for v in resumed[0].variables)
+    assert_same_end(resumed, run(model=new_model(0)))
+
+
+# ==== When the run is over (see also the last case above) ====
+
+
+def test_further_epochs_go_on(tmp_path, whole):
+    run(tmp_path, model=new_model(0), epochs=4)
+    assert_same_end(run(tmp_path, model=new_model(1)), whole)
+
+
+def test_run_that_stopped_stays_stopped(tmp_path):
+    arguments = {"patience": 9, "stop_patience": 1, "epochs": 30}
+    first = run(tmp_path, model=new_model(0), **arguments)
+    assert len(first[2].epoch) < 30
+    again = run(tmp_path, model=new_model(1), **arguments)
+    assert again[2].epoch == []
+    assert_same_end(again, first)
+
+
+def test_callbacks_behind_it_in_the_list_stop_before_it_saves(tmp_path):
+    class Stop(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            self.model.stop_training = True
+
+    run(tmp_path, callbacks=[Stop()])
+    assert checkpoint.load_latest(tmp_path)[1]["stopped"]
+
+
+def test_later_fit_without_backup_runs_every_epoch(tmp_path):
+    model, _, _ = run(tmp_path, epochs=2)
+    assert run(tmp_path, model=model, epochs=3)[2].epoch == [2]
+    assert run(model=model, epochs=2)[2].epoch == [0, 1]
+    assert run(tmp_path, model=model, epochs=2)[2].epoch == []
+    assert run(model=model, epochs=2)[2].epoch == [0, 1]
+
+
+def test_epoch_that_was_cut_short_runs_again(tmp_path, whole, caplog):
+    class StopInside(keras.callbacks.Callback):
+        def on_epoch_begin(self, epoch, logs=None):
+            self.epoch = epoch
+
+        def on_train_batch_end(self, batch, logs=None):
+            if self.epoch == 3 and batch == 0:
+                self.model.stop_training = True
+
+    with caplog.at_level(logging.INFO, logger="keras_ccp"):
+        run(tmp_path, model=new_model(0), callbacks=[StopInside()])
+    assert "epoch 4 was cut short and is not saved" in caplog.text
+    assert Backup(tmp_path).num_epochs == 3
+    assert_same_end(run(tmp_path, model=new_model(1)), whole)
+
+
+# ==== What is wrong on the disk ====
+
+
+def test_damaged_newest_backup_costs_one_epoch(tmp_path, whole, caplog):
+    interrupted(tmp_path, Kill(3, after=True), model=new_model(0))
+    newest = max(tmp_path.iterdir())
+    newest.write_bytes(newest.read_bytes()[:-7])
+    resumed = run(tmp_path, model=new_model(1))
+    assert resumed[2].epoch == [3, 4, 5]
+    assert newest.name in caplog.text
+    assert_same_end(resumed, whole)
+
+
+def test_full_disk_stops_the_run_which_goes_on_later(tmp_path, whole, monkeypatch):
+    def full(descriptor):
+        raise OSError(28, "No space left on device")
+
+    class FillDisk(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            if epoch == 2:
+                monkeypatch.setattr(checkpoint.os, "fsync", full)
+
+    with pytest.raises(OSError, match="step 3 cannot be written: No space left"):
+        run(tmp_path, model=new_model(0), callbacks=[FillDisk()])
+    monkeypatch.undo()
+    assert len(list(tmp_path.iterdir())) == 2
+    assert Backup(tmp_path).num_epochs == 2
+    assert_same_end(run(tmp_path, model=new_model(1)), whole)
+
+
+@pytest.mark.parametrize(
+    ("other", "message"),
+    [
+        (
+            {"dim": 6},
+            r"model has variable '\d+ embedding.kernel \(4, 6\) float32' now and "
+            r"'\d+ embedding.kernel \(4, 5\) float32' in the backup",
+        ),
+        ({"proxies_per_class": 1}, r"bank.proxies \(4, 1, 5\).* now"),
+        ({"references": "samples"}, "bank.images.*bank.proxies.* in the backup"),
+        ({"optimizer": keras.optimizers.SGD}, "optimizer has variable .* now"),
+        ({"proxies_per_class": 0}, r"now and '\d+ bank.proxies"),
+    ],
+)
+def test_backup_of_another_model_is_refused_untouched(other, message, tmp_path):
+    run(tmp_path, epochs=1)
+    optimizer = other.get("optimizer")
+    model = new_model(1, **{**other, "optimizer": optimizer and optimizer()})
+    embedder = model.embedder.get_weights()
+    with pytest.raises(ValueError, match=f"delete it to begin anew.*{message}"):
+        run(tmp_path, model=model)
+    for now, before in zip(model.embedder.get_weights(), embedder, strict=True):
+        np.testing.assert_array_equal(now, before)
+
+
+def test_other_callbacks_are_refused(tmp_path):
+    run(tmp_path, epochs=1)
+    with pytest.raises(ValueError, match="'none further' now and 'CCPCallback 1'"):
+        new_model(0).fit(batches(None), steps_per_epoch=2, callbacks=Backup(tmp_path))
+
+
+def test_foreign_checkpoint_is_refused(tmp_path):
+    checkpoint.save_checkpoint(tmp_path, 3, {"a": np.zeros(3)})
+    with pytest.raises(ValueError, match="'none further' in the backup"):
+        run(tmp_path)
+
+
+def test_wrong_use_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="`keep` must be"):
+        Backup(tmp_path, keep=0)
+    with pytest.raises(TypeError):
+        Backup(None)
+    backup = Backup(tmp_path)
+    assert backup.num_epochs == 0
+    backup.set_model(keras.Sequential())
+    with pytest.raises(TypeError, match="Backup needs a `CCPModel`"):
+        backup.on_train_begin()
+
+
+# ==== Other callbacks with a state ====
+
+
+class Counter(keras.callbacks.Callback):
+    """Counts epochs over all fits."""
+
+    def __init__(self):
+        super().__init__()
+        self.count = 0
+
+    def get_state(self):
+        return {"count": self.count, "nested": {"deep": {"twice": 2 * self.count}}}
+
+    def set_state(self, state):
+        self.count = int(state["count"])
+        assert state["nested"]["deep"]["twice"] == 2 * self.count
+
+    def on_epoch_end(self, epoch, logs=None):
+        self.count += 1
+
+
+def test_state_of_every_callback_is_kept(tmp_path):
+    counters = [Counter(), Counter()]
+    counters[1].count = 10
+    with contextlib.suppress(Killed):
+        run(tmp_path, callbacks=[*counters, Kill(2, after=True)])
+    resumed = [Counter(), Counter()]
+    run(tmp_path, callbacks=resumed)
+    assert [counter.count for counter in resumed] == [NUM_EPOCHS, 10 + NUM_EPOCHS]
+
+
+# ==== Replicas ====
+
+
+def replicas_model(seed, num_replicas):
+    strategy = tf.distribute.MirroredStrategy(
+        [f"CPU:{i}" for i in range(num_replicas)],
+        cross_device_ops=tf.distribute.ReductionToOneDevice(),
+    )
+    keras.utils.set_random_seed(seed)
+    with strategy.scope():
+        embedder = keras.Sequential(
+            [
+                keras.Input((6,)),
+                keras.layers.Dense(8),
+                keras.layers.BatchNormalization(),
+                keras.layers.Dropout(0.3),
+                keras.layers.Dense(4),
+            ]
+        )
+        model = CCPModel(embedder, 4, 2)
+        optimizer = keras.optimizers.Adam(0.01)
+        model.compile(optimizer, losses.ContrastiveLoss(), jit_compile=False)
+    return model
+
+
+def fit_replicas(model, directory=None, callbacks=()):
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(10, 8, 6)).astype("float32")
+    y = rng.integers(0, 4, (10, 8)).astype("int32")
+    backup = [Backup(directory)] if directory else []
+    start = 2 * backup[0].num_epochs if backup else 0
+    callback = CCPCallback((x[0], np.arange(8) % 4), (x[1], y[1]), patience=1, seed=0)
+    model.fit(
+        tf.data.Dataset.from_tensor_slices((x[start:], y[start:])).repeat(),
+        steps_per_epoch=2,
+        epochs=5,
+        verbose=0,
+        callbacks=[callback, *backup, *callbacks],
+    )
+    return callback
+
+
+def on_replicas(model):
+    """Every variable as each replica has it."""
+    local = model.distribute_strategy.experimental_local_results
+    variables = model.variables + model.optimizer.variables
+    return {
+        f"{index} {variable.path}": [v.numpy() for v in local(variable.value)]
+        for index, variable in enumerate(variables)
+    }
+
+
+@pytest.fixture(scope="module")
+def two_replicas(tmp_path_factory):
+    """Backups after three of five epochs, and the model that trained them all."""
+    directory = tmp_path_factory.mktemp("replicas") / "backup"
+    model = replicas_model(0, 2)
+    callback = fit_replicas(model, directory, [CopyBackup(directory)])
+    assert callback.num_projections >= 2
+    return copy_of(directory, 3), model
+
+
+def test_resumed_on_two_replicas(two_replicas):
+    """Each replica has its own statistics of batch normalisation."""
+    directory, whole = two_replicas
+    arrays = checkpoint.load_latest(directory)[1]
+    saved_apart = {k for k, v in arrays.items() if "callbacks" not in k and len(v) == 2}
+    statistics = {k for k in arrays if "moving_" in k and "callbacks" not in k}
+    assert saved_apart == statistics
+    resumed = replicas_model(1, 2)
+    fit_replicas(resumed, directory)
+    expected = on_replicas(whole).values()
+    for mine, theirs in zip(on_replicas(resumed).values(), expected, strict=True):
+        np.testing.assert_array_equal(mine, theirs)
+
+
+def test_another_number_of_replicas_goes_on_from_the_first(two_replicas):
+    directory, _ = two_replicas
+    saved = checkpoint.load_latest(directory)[1]
+    values = [v for k, v in saved.items() if k.startswith(("model", "optimizer"))]
+    model = replicas_model(1, 3)
+    backup = Backup(directory)
+    backup.set_model(model)
+    backup.set_params({"epochs": 6})
+    backup.set_callbacks([CCPCallback(TRAIN, UNSEEN)])
+    backup.on_train_begin()
+    for replicas, value in zip(on_replicas(model).values(), values, strict=True):
+        for replica in replicas:
+            np.testing.assert_array_equal(replica, value[0])
+
+
+# ==== A real kill ====
+
+SCRIPT = """
+import sys, time
+sys.path.insert(0, {tests!r})
+import conftest, test_backup
+from keras_ccp import checkpoint
+
+fsync = checkpoint.os.fsync
+def slow(descriptor):
+    # Twice a backup, for the file and its folder: time to be killed in.
+    time.sleep(0.1)
+    fsync(descriptor)
+checkpoint.os.fsync = slow
+test_backup.run({directory!r}, model=test_backup.new_model(0))
+"""
+
+
+def test_sigkill_at_a_random_moment(tmp_path, whole):
+    """Before the first backup, while one is written, after it is, in a step."""
+    tests = str(Path(__file__).parent)
+    code = SCRIPT.format(tests=tests, directory=str(tmp_path))
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    process = subprocess.Popen([sys.executable, "-c", code], env=environment)
+    rng = np.random.default_rng()
+    epoch, delay = int(rng.integers(1, NUM_EPOCHS)), rng.uniform(0, 0.5)
+    temporary = tmp_path / f"checkpoint-{epoch:08d}.bin.tmp"
+    while process.poll() is None and not temporary.exists():
+        time.sleep(0.002)
+    time.sleep(delay)
+    process.send_signal(signal.SIGKILL)
+    moment = f"{delay:.3f} s after {temporary.name} appeared"
+    assert process.wait() == -signal.SIGKILL, moment
+    done = Backup(tmp_path).num_epochs
+    assert epoch - 1 <= done < NUM_EPOCHS, moment
+    resumed = run(tmp_path, model=new_model(1))
+    assert len(resumed[2].epoch) == NUM_EPOCHS - done
+    if done:
+        assert_same_end(resumed, whole)
