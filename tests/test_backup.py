@@ -1,6 +1,7 @@
 """A run that was killed and resumed ends as one that never stopped."""
 
 import contextlib
+import functools
 import logging
 import os
 import shutil
@@ -9,6 +10,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import NamedTuple
 
 import keras
 import numpy as np
@@ -36,7 +38,7 @@ TRAIN, UNSEEN = color_data().split_classes(4)
 
 
 def new_model(seed, dim=5, optimizer=None, loss=None, **kwargs):
-    """Weights and dropout by a seed. Eager, since tracing would take most of the time."""
+    """A model whose weights and dropout follow from a seed."""
     keras.utils.set_random_seed(seed)
     inputs = keras.Input((8, 8, 3), dtype="uint8")
     x = keras.layers.Rescaling(1 / 255)(inputs)
@@ -48,7 +50,7 @@ def new_model(seed, dim=5, optimizer=None, loss=None, **kwargs):
     model.compile(
         optimizer or keras.optimizers.Adam(3e-2),
         loss or losses.MultiSimilarityLoss(),
-        run_eagerly=True,
+        jit_compile=False,
     )
     return model
 
@@ -83,9 +85,25 @@ def batches(backup):
     return balanced_batches(TRAIN, 2, 2, seed=0).skip(done)
 
 
+class Outcome(NamedTuple):
+    """What a `fit` left behind."""
+
+    values: list
+    epochs: list
+    history: dict
+    callback: CCPCallback
+    num_projections: int
+
+
 def run(directory=None, model=None, callbacks=(), seed=1, epochs=NUM_EPOCHS, **kwargs):
-    """One call of `fit` in what stands for a new process, and what came of it."""
-    model = model or new_model(7)
+    """One call of `fit` in what stands for a new process.
+
+    Without `model` by the one that is traced already. Its state counts for nothing in
+    a resumed run: nonsense is put into every variable.
+    """
+    if model is None:
+        model = traced_model()
+        scramble(model)
     backup = Backup(directory) if directory else None
     callback = CCPCallback(TRAIN, UNSEEN, seed=seed, **{"patience": 1, **kwargs})
     history = model.fit(
@@ -95,7 +113,35 @@ def run(directory=None, model=None, callbacks=(), seed=1, epochs=NUM_EPOCHS, **k
         verbose=0,
         callbacks=[*([backup] if backup else []), callback, *callbacks],
     )
-    return model, callback, history
+    values, projections = everything(model), callback.num_projections
+    return Outcome(values, history.epoch, history.history, callback, projections)
+
+
+@functools.cache
+def traced_model():
+    return new_model(0)
+
+
+@functools.cache
+def start_values():
+    return everything(new_model(0))
+
+
+def started():
+    """The traced model as `new_model(0)` is."""
+    model = traced_model()
+    assign(model, start_values())
+    return model
+
+
+def scramble(model):
+    assign(model, [value + 1 for value in everything(model)])
+
+
+def assign(model, values):
+    variables = model.variables + model.optimizer.variables
+    for variable, value in zip(variables, values, strict=True):
+        variable.assign(value)
 
 
 def interrupted(directory, kill, **kwargs):
@@ -110,14 +156,13 @@ def everything(model):
 
 
 def assert_same_end(resumed, whole):
-    for mine, theirs in zip(everything(resumed[0]), everything(whole[0]), strict=True):
+    for mine, theirs in zip(resumed.values, whole.values, strict=True):
         assert mine.dtype == theirs.dtype
         np.testing.assert_array_equal(mine, theirs)
-    history = resumed[2]
-    for name, values in history.history.items():
-        assert values == whole[2].history[name][-len(history.epoch) :]
-    assert resumed[1].wait == whole[1].wait
-    assert resumed[1].num_projections == whole[1].num_projections
+    for name, values in resumed.history.items():
+        assert values == whole.history[name][-len(resumed.epochs) :]
+    assert resumed.callback.wait == whole.callback.wait
+    assert resumed.num_projections == whole.num_projections
 
 
 class CopyBackup(keras.callbacks.Callback):
@@ -140,19 +185,18 @@ def copy_of(directory, num_epochs):
 @pytest.fixture(scope="module")
 def whole():
     """The run that is never stopped."""
-    model, callback, history = run(model=new_model(0))
+    outcome = run(model=started())
     # Otherwise the tests below could not fail.
-    assert 2 <= callback.num_projections < NUM_EPOCHS
-    best = np.argmax(history.history["val_map_at_r"])
-    assert 0 < best < NUM_EPOCHS - 1
-    return model, callback, history
+    assert 2 <= outcome.num_projections < NUM_EPOCHS
+    assert 0 < np.argmax(outcome.history["val_map_at_r"]) < NUM_EPOCHS - 1
+    return outcome
 
 
 @pytest.fixture(scope="module")
 def backups(tmp_path_factory):
     """A folder of backups as they were after each epoch of the same run."""
     directory = tmp_path_factory.mktemp("run") / "backup"
-    run(directory, model=new_model(0), callbacks=[CopyBackup(directory)])
+    run(directory, model=started(), callbacks=[CopyBackup(directory)])
     return directory
 
 
@@ -160,81 +204,78 @@ def backups(tmp_path_factory):
 def test_resumed_run_ends_like_a_whole_one(num_epochs, backups, whole):
     directory = copy_of(backups, num_epochs)
     assert Backup(directory).num_epochs == num_epochs
-    # Other weights and seeds: all that counts comes from the backup.
-    resumed = run(directory, model=new_model(1))
-    assert resumed[2].epoch == list(range(num_epochs, NUM_EPOCHS))
+    resumed = run(directory)
+    assert resumed.epochs == list(range(num_epochs, NUM_EPOCHS))
     assert_same_end(resumed, whole)
 
 
 def test_killed_inside_an_epoch(tmp_path, whole):
-    interrupted(tmp_path, Kill(3), model=new_model(0))
+    interrupted(tmp_path, Kill(3), model=started())
+    # Other names of layers, other weights and other seeds.
     assert_same_end(run(tmp_path, model=new_model(1)), whole)
 
 
 def test_killed_again_and_again(tmp_path, whole):
-    for epoch in range(NUM_EPOCHS):
-        interrupted(tmp_path, Kill(epoch, after=True), model=new_model(epoch))
-    assert_same_end(run(tmp_path, model=new_model(9)), whole)
+    interrupted(tmp_path, Kill(0, after=True), model=started())
+    for epoch in range(1, NUM_EPOCHS):
+        interrupted(tmp_path, Kill(epoch, after=True))
+    assert_same_end(run(tmp_path), whole)
 
 
 def test_seed_that_was_drawn_is_kept(tmp_path):
     """`seed=None` draws 128 bits once; the resumed run goes on with them."""
-    interrupted(tmp_path, Kill(1, after=True), model=new_model(0), seed=None)
+    interrupted(tmp_path, Kill(1, after=True), model=started(), seed=None)
     arrays = checkpoint.load_latest(tmp_path)[1]
     seed = int(str(arrays["callbacks/CCPCallback 1/pool_seed"]))
     resumed = run(tmp_path, seed=None)
-    assert resumed[1].pool.seed == seed > 2**64
-    assert_same_end(resumed, run(model=new_model(0), seed=seed))
+    assert resumed.callback.pool.seed == seed > 2**64
+    assert_same_end(resumed, run(model=started(), seed=seed))
 
 
 @pytest.mark.parametrize(
     "kwargs",
     [
-        {"optimizer": lambda: keras.optimizers.SGD(0.1, momentum=0.9)},
-        {"optimizer": lambda: keras.optimizers.Adam(0.01, use_ema=True)},
+        {"optimizer": lambda: keras.optimizers.SGD(0.1, momentum=0.9, use_ema=True)},
         {
             "optimizer": lambda: keras.optimizers.LossScaleOptimizer(
                 keras.optimizers.Adam(gradient_accumulation_steps=3), initial_scale=4.0
-            )
+            ),
+            "references": "samples",
         },
-        {"references": "samples"},
         {
             "loss": lambda: losses.CrossBatchMemory("contrastive", size=10),
             "proxies_per_class": 0,
         },
+        {"policy": "bfloat16"},
     ],
 )
 def test_every_part_of_a_training_is_kept(kwargs, tmp_path):
-    def model(seed):
-        made = {k: v() if callable(v) else v for k, v in kwargs.items()}
-        return new_model(seed, **made)
-
-    interrupted(tmp_path, Kill(3, after=True), model=model(0))
-    assert_same_end(run(tmp_path, model=model(1)), run(model=model(0)))
-
-
-def test_bfloat16_weights_are_kept(tmp_path):
-    keras.config.set_dtype_policy("bfloat16")
-    interrupted(tmp_path, Kill(2, after=True), model=new_model(0))
-    resumed = run(tmp_path, model=new_model(1))
-    assert any(v.dtype == "bfloat16" for v in resumed[0].variables)
-    assert_same_end(resumed, run(model=new_model(0)))
+    keras.config.set_dtype_policy(kwargs.pop("policy", "float32"))
+    model = new_model(0, **{k: v() if callable(v) else v for k, v in kwargs.items()})
+    start = everything(model)
+    directory = tmp_path / "backup"
+    whole = run(directory, model=model, callbacks=[CopyBackup(directory)])
+    assert any(np.any(a != b) for a, b in zip(start, whole.values, strict=True))
+    scramble(model)
+    resumed = run(copy_of(directory, 3), model=model)
+    assert resumed.epochs == [3, 4, 5]
+    assert_same_end(resumed, whole)
 
 
 # ==== When the run is over (see also the last case above) ====
 
 
 def test_further_epochs_go_on(tmp_path, whole):
-    run(tmp_path, model=new_model(0), epochs=4)
-    assert_same_end(run(tmp_path, model=new_model(1)), whole)
+    run(tmp_path, model=started(), epochs=4)
+    assert_same_end(run(tmp_path), whole)
 
 
 def test_run_that_stopped_stays_stopped(tmp_path):
     arguments = {"patience": 9, "stop_patience": 1, "epochs": 30}
-    first = run(tmp_path, model=new_model(0), **arguments)
-    assert len(first[2].epoch) < 30
-    again = run(tmp_path, model=new_model(1), **arguments)
-    assert again[2].epoch == []
+    first = run(tmp_path, model=started(), **arguments)
+    assert len(first.epochs) < 30
+    again = run(tmp_path, **arguments)
+    assert again.epochs == []
     assert_same_end(again, first)
 
 
@@ -248,11 +289,14 @@ def test_callbacks_behind_it_in_the_list_stop_before_it_saves(tmp_path):
 
 
 def test_later_fit_without_backup_runs_every_epoch(tmp_path):
-    model, _, _ = run(tmp_path, epochs=2)
-    assert run(tmp_path, model=model, epochs=3)[2].epoch == [2]
-    assert run(model=model, epochs=2)[2].epoch == [0, 1]
-    assert run(tmp_path, model=model, epochs=2)[2].epoch == []
-    assert run(model=model, epochs=2)[2].epoch == [0, 1]
+    for directory, epochs, expected in (
+        (tmp_path, 2, [0, 1]),
+        (tmp_path, 3, [2]),
+        (None, 2, [0, 1]),
+        (tmp_path, 2, []),
+        (None, 1, [0]),
+    ):
+        assert run(directory, epochs=epochs).epochs == expected
 
 
 def test_epoch_that_was_cut_short_runs_again(tmp_path, whole, caplog):
@@ -265,21 +309,21 @@ def test_epoch_that_was_cut_short_runs_again(tmp_path, whole, caplog):
                 self.model.stop_training = True
 
     with caplog.at_level(logging.INFO, logger="keras_ccp"):
-        run(tmp_path, model=new_model(0), callbacks=[StopInside()])
+        run(tmp_path, model=started(), callbacks=[StopInside()])
     assert "epoch 4 was cut short and is not saved" in caplog.text
     assert Backup(tmp_path).num_epochs == 3
-    assert_same_end(run(tmp_path, model=new_model(1)), whole)
+    assert_same_end(run(tmp_path), whole)
 
 
 # ==== What is wrong on the disk ====
 
 
 def test_damaged_newest_backup_costs_one_epoch(tmp_path, whole, caplog):
-    interrupted(tmp_path, Kill(3, after=True), model=new_model(0))
+    interrupted(tmp_path, Kill(3, after=True), model=started())
     newest = max(tmp_path.iterdir())
     newest.write_bytes(newest.read_bytes()[:-7])
-    resumed = run(tmp_path, model=new_model(1))
-    assert resumed[2].epoch == [3, 4, 5]
+    resumed = run(tmp_path)
+    assert resumed.epochs == [3, 4, 5]
     assert newest.name in caplog.text
     assert_same_end(resumed, whole)
 
@@ -294,11 +338,11 @@ def test_full_disk_stops_the_run_which_goes_on_later(tmp_path, whole, monkeypatc
                 monkeypatch.setattr(checkpoint.os, "fsync", full)
 
     with pytest.raises(OSError, match="step 3 cannot be written: No space left"):
-        run(tmp_path, model=new_model(0), callbacks=[FillDisk()])
+        run(tmp_path, model=started(), callbacks=[FillDisk()])
     monkeypatch.undo()
     assert len(list(tmp_path.iterdir())) == 2
     assert Backup(tmp_path).num_epochs == 2
-    assert_same_end(run(tmp_path, model=new_model(1)), whole)
+    assert_same_end(run(tmp_path), whole)
 
 
 @pytest.mark.parametrize(
@@ -315,21 +359,21 @@ def test_full_disk_stops_the_run_which_goes_on_later(tmp_path, whole, monkeypatc
         ({"proxies_per_class": 0}, r"now and '\d+ bank.proxies"),
     ],
 )
-def test_backup_of_another_model_is_refused_untouched(other, message, tmp_path):
-    run(tmp_path, epochs=1)
+def test_backup_of_another_model_is_refused_untouched(other, message, backups):
     optimizer = other.get("optimizer")
     model = new_model(1, **{**other, "optimizer": optimizer and optimizer()})
     embedder = model.embedder.get_weights()
     with pytest.raises(ValueError, match=f"delete it to begin anew.*{message}"):
-        run(tmp_path, model=model)
+        run(copy_of(backups, 1), model=model)
     for now, before in zip(model.embedder.get_weights(), embedder, strict=True):
         np.testing.assert_array_equal(now, before)
 
 
-def test_other_callbacks_are_refused(tmp_path):
-    run(tmp_path, epochs=1)
+def test_other_callbacks_are_refused(backups):
     with pytest.raises(ValueError, match="'none further' now and 'CCPCallback 1'"):
-        new_model(0).fit(batches(None), steps_per_epoch=2, callbacks=Backup(tmp_path))
+        started().fit(
+            batches(None), steps_per_epoch=2, callbacks=Backup(copy_of(backups, 1))
+        )
 
 
 def test_foreign_checkpoint_is_refused(tmp_path):
@@ -401,7 +445,7 @@ def replicas_model(seed, num_replicas):
             ]
         )
         model = CCPModel(embedder, 4, 2)
-        optimizer = keras.optimizers.Adam(0.01)
+        optimizer = keras.optimizers.SGD(0.1, momentum=0.9)
         model.compile(optimizer, losses.ContrastiveLoss(), jit_compile=False)
     return model
 
@@ -427,10 +471,7 @@ def on_replicas(model):
     """Every variable as each replica has it."""
     local = model.distribute_strategy.experimental_local_results
     variables = model.variables + model.optimizer.variables
-    return {
-        f"{index} {variable.path}": [v.numpy() for v in local(variable.value)]
-        for index, variable in enumerate(variables)
-    }
+    return [[v.numpy() for v in local(variable.value)] for variable in variables]
 
 
 @pytest.fixture(scope="module")
@@ -445,15 +486,15 @@ def two_replicas(tmp_path_factory):
 
 def test_resumed_on_two_replicas(two_replicas):
     """Each replica has its own statistics of batch normalisation."""
-    directory, whole = two_replicas
+    directory, model = two_replicas
     arrays = checkpoint.load_latest(directory)[1]
-    saved_apart = {k for k, v in arrays.items() if "callbacks" not in k and len(v) == 2}
-    statistics = {k for k in arrays if "moving_" in k and "callbacks" not in k}
-    assert saved_apart == statistics
-    resumed = replicas_model(1, 2)
-    fit_replicas(resumed, directory)
-    expected = on_replicas(whole).values()
-    for mine, theirs in zip(on_replicas(resumed).values(), expected, strict=True):
+    variables = {k: v for k, v in arrays.items() if k.startswith(("model", "opti"))}
+    statistics = {k for k in variables if "moving_" in k}
+    assert {k for k, v in variables.items() if len(v) == 2} == statistics != set()
+    expected = on_replicas(model)
+    scramble(model)
+    fit_replicas(model, directory)
+    for mine, theirs in zip(on_replicas(model), expected, strict=True):
         np.testing.assert_array_equal(mine, theirs)
 
 
@@ -467,7 +508,7 @@ def test_another_number_of_replicas_goes_on_from_the_first(two_replicas):
     backup.set_params({"epochs": 6})
     backup.set_callbacks([CCPCallback(TRAIN, UNSEEN)])
     backup.on_train_begin()
-    for replicas, value in zip(on_replicas(model).values(), values, strict=True):
+    for replicas, value in zip(on_replicas(model), values, strict=True):
         for replica in replicas:
             np.testing.assert_array_equal(replica, value[0])
 
@@ -507,7 +548,7 @@ def test_sigkill_at_a_random_moment(tmp_path, whole):
     assert process.wait() == -signal.SIGKILL, moment
     done = Backup(tmp_path).num_epochs
     assert epoch - 1 <= done < NUM_EPOCHS, moment
-    resumed = run(tmp_path, model=new_model(1))
-    assert len(resumed[2].epoch) == NUM_EPOCHS - done
+    resumed = run(tmp_path)
+    assert len(resumed.epochs) == NUM_EPOCHS - done
     if done:
         assert_same_end(resumed, whole)

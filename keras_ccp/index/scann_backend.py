@@ -19,6 +19,7 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 import numpy as np
+import tensorflow as tf
 
 from keras_ccp import retrieval
 
@@ -63,6 +64,21 @@ def load_scann() -> ModuleType | None:
             error,
         )
     return None
+
+
+def require_scann() -> ModuleType:
+    """The package.
+
+    Raises:
+        ImportError: If it is not installed.
+    """
+    try:
+        return importlib.import_module("scann")
+    except ImportError as error:
+        raise ImportError(
+            'ScaNN is needed for what an index with backend="scann" has inside: '
+            "`pip install keras-ccp[scann]`, on Linux with TensorFlow 2.20"
+        ) from error
 
 
 def make_builder(embeddings: np.ndarray, builder: Any, tuning: Tuning) -> Any:
@@ -182,15 +198,16 @@ class ScannSearcher:
         return tuning
 
 
-def num_reordered(tuning: Tuning, k: int, count: int) -> int:
+def num_reordered(tuning: Tuning, k: Any, count: Any) -> Any:
     """Rows whose distance is computed in full.
 
     Args:
         tuning: of the index.
-        k: int, neighbours that are wanted.
-        count: int, rows of the index.
+        k: int or int32 scalar, neighbours that are wanted.
+        count: int or int32 scalar, rows of the index.
     """
-    return min(count, max(tuning.reorder, tuning.reorder * k // _SAMPLE_K))
+    rows = tuning.reorder * (1 + (k - 1) // _SAMPLE_K)
+    return tf.minimum(count, rows) if tf.is_tensor(rows) else min(count, rows)
 
 
 def exact_order(

@@ -1,0 +1,17 @@
+"""What `keras-ccp index`, `search` and `embed` do: from a run to similar images."""
+
+from keras_ccp.search_commands.commands import embed_images, index_images
+from keras_ccp.search_commands.results import Neighbour, SearchResult
+from keras_ccp.search_commands.results import results_table, to_json, write_page
+from keras_ccp.search_commands.searcher import Searcher
+
+__all__ = [
+    "Neighbour",
+    "SearchResult",
+    "Searcher",
+    "embed_images",
+    "index_images",
+    "results_table",
+    "to_json",
+    "write_page",
+]

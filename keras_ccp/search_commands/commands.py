@@ -1,0 +1,131 @@
+"""`keras-ccp index` and `keras-ccp embed`."""
+
+import io
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import tensorflow as tf
+
+from keras_ccp.checkpoint import write_file
+from keras_ccp.config import load_config
+from keras_ccp.index import RetrievalIndex, fingerprint
+from keras_ccp.search_commands.image_files import Embedded, embed_files, find_images
+from keras_ccp.serving import export_serving, read_preparation
+
+CONFIG_FILE = "config.yaml"
+EMBEDDER_FOLDER = "embedder"
+# Datasets of images in memory, which are shown to the network as they are.
+_ARRAYS = ("emoji", "npz", "omniglot")
+
+
+class Indexed(NamedTuple):
+    """What `index_images` did.
+
+    Args:
+        index: the index, as it was written.
+        failures: reason by file, of the images that are not in it.
+    """
+
+    index: RetrievalIndex
+    failures: dict[Path, str]
+
+
+def index_images(
+    run: str | os.PathLike,
+    images: Sequence[str | os.PathLike],
+    out: str | os.PathLike,
+    backend: str = "exact",
+    progress: bool = True,
+) -> Indexed:
+    """Embeds images and writes an index that `Searcher` searches, without the run.
+
+    The ids are paths below the folder of the images, the labels the folders that they
+    are in there. Images that cannot be read are left out.
+
+    Args:
+        run: folder of a run, SavedModel, or `.keras` file.
+        images: files and folders.
+        out: folder of the index. One that is there is replaced.
+        backend: `"exact"` or `"scann"`. Defaults to `"exact"`.
+        progress: whether a bar is shown. Defaults to True.
+
+    Raises:
+        FileNotFoundError: If there is no run, or a path does not exist.
+        ValueError: If no image can be read, or the embedder does not take RGB images.
+    """
+    files, out = find_images(images), Path(out)
+    model = _export(run, out / EMBEDDER_FOLDER)
+    embedded = _embed(model, out / EMBEDDER_FOLDER, files, progress)
+    root = _common_folder(images, embedded.files)
+    ids = [file.relative_to(root).as_posix() for file in embedded.files]
+    labels = [Path(name).parent.as_posix() for name in ids]
+    index = RetrievalIndex.build(
+        embedded.embeddings,
+        ids,
+        labels if any(label != "." for label in labels) else None,
+        backend=backend,
+        fingerprint=fingerprint(model),
+        metadata={"root": str(root)},
+    )
+    index.save(out)
+    return Indexed(index, embedded.failures)
+
+
+def embed_images(
+    run: str | os.PathLike,
+    images: Sequence[str | os.PathLike],
+    out: str | os.PathLike,
+    progress: bool = True,
+) -> Embedded:
+    """Writes the embeddings of images.
+
+    Writes `out`, a `(n, dim)` float32 array, and beside it a text file of the n paths,
+    one a line: `vectors.npy` and `vectors.txt`. Images that cannot be read are left out.
+
+    Args:
+        run: folder of a run, SavedModel, or `.keras` file.
+        images: files and folders.
+        out: `.npy` file.
+        progress: whether a bar is shown. Defaults to True.
+
+    Raises:
+        FileNotFoundError: If there is no run, or a path does not exist.
+        ValueError: If `out` does not end in `.npy`, no image can be read, or the
+            embedder does not take RGB images.
+    """
+    out = Path(out)
+    if out.suffix != ".npy":
+        raise ValueError(f"`out` must end in .npy. Received: out={str(out)!r}")
+    files = find_images(images)
+    with tempfile.TemporaryDirectory() as folder:
+        model = _export(run, Path(folder) / EMBEDDER_FOLDER)
+        embedded = _embed(model, Path(folder) / EMBEDDER_FOLDER, files, progress)
+    array = io.BytesIO()
+    np.save(array, embedded.embeddings, allow_pickle=False)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    names = b"".join(os.fsencode(file) + b"\n" for file in embedded.files)
+    write_file(out.with_suffix(".txt"), names)
+    write_file(out, array.getvalue())
+    return embedded
+
+
+def _export(run: str | os.PathLike, path: Path) -> Any:
+    """Writes the embedder of a run with its preparation of images, and loads it."""
+    run = Path(run)
+    size = short_side = None
+    embedder = run
+    if (run / CONFIG_FILE).exists():
+        embedder = run / EMBEDDER_FOLDER
+        if not embedder.exists():
+            raise FileNotFoundError(
+                f"`run` must be a run that is finished. Received: {run} without "
+                f"{EMBEDDER_FOLDER}/; go on with `keras-ccp train ... --resume`"
+            )
+        data = load_config(run / CONFIG_FILE).data
+        if data.name not in _ARRAYS:
+            size, short_side = data.size, data.short_side
+    export_serving(embedder, path, size=size, short_side=short_side)
+    return tf.saved_model.load(path)

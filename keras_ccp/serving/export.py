@@ -1,0 +1,250 @@
+"""One SavedModel from the bytes of image files to embeddings, or to what is similar."""
+
+import os
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from keras_ccp.arguments import check_int
+from keras_ccp.index import RetrievalIndex, fingerprint
+from keras_ccp.model import CCPModel
+from keras_ccp.pipeline import decode_center_crop
+from keras_ccp.serving.golden import write_manifest
+from keras_ccp.serving.search_in_graph import SearchInGraph
+
+
+def export_serving(
+    embedder: Any,
+    path: str | os.PathLike,
+    index: RetrievalIndex | None = None,
+    size: int | None = None,
+    short_side: int | None = None,
+) -> Path:
+    """Writes a SavedModel from the bytes of image files to embeddings.
+
+    Images are decoded and prepared inside, as in evaluation
+    (`keras_ccp.pipeline.decode_center_crop`). Signatures, with named tensors and the
+    batch first:
+
+    - `embed`: `images` `(batch, size, size, 3)` uint8 -> `embeddings` `(batch, dim)`
+    - `embed_bytes`: `image_bytes` `(batch,)` string -> `embeddings`
+    - `search`, with an index: `image_bytes`, and `k` `(batch,)` or `(1,)` int32 ->
+      `ids`, `distances` and, if the index has them, `labels`, all `(batch, k)`. Where
+      rows differ in `k`, what a row did not ask for has an infinite distance.
+
+    With an exact index the search is exact but for more than `k` + 32 ties in float32.
+    A ScaNN index needs `import scann` where the model is loaded.
+
+    Args:
+        embedder: Keras model, `CCPModel` (its proxies stay behind), what
+            `tf.saved_model.load` returns, or the path of a `.keras` file or SavedModel:
+            images -> embeddings.
+        path: folder to write; one that holds a SavedModel is replaced at once, when the
+            new one is complete.
+        index: to be searched inside. Defaults to `None`: embeddings only.
+        size: int, side of the images in pixels. Defaults to `None`: as the embedder
+            takes them.
+        short_side: int, to which the short side is resized before the centre is cut
+            out. Defaults to `None`: size * 256 / 227, rounded.
+
+    Returns:
+        The path.
+
+    Raises:
+        ValueError: If the embedder has not one input of square RGB images and one
+            output of vectors, `size` or `short_side` does not fit, the index is of
+            another embedder, or `path` holds something else.
+        TypeError: If `embedder` is nothing of the above.
+        FileNotFoundError: If it is a path where nothing is.
+        ImportError: If the index is a ScaNN index and ScaNN is not installed.
+    """
+    path = Path(path)
+    if path.exists() and not (path / "saved_model.pb").exists() and any(path.iterdir()):
+        raise ValueError(
+            "`path` must be a new or empty folder, or a SavedModel to replace. "
+            f"Received: path={str(path)!r}"
+        )
+    module = _ServingModule(load_embedder(embedder), size, short_side, index)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = Path(tempfile.mkdtemp(prefix=f".{path.name}-", dir=path.parent))
+    try:
+        tf.saved_model.save(
+            module,
+            partial,
+            signatures=module.endpoints,
+            options=tf.saved_model.SaveOptions(namespace_whitelist=["Scann"]),
+        )
+        write_manifest(partial, module.preparation)
+        partial.chmod(0o755)  # a temporary folder is its owner's alone
+        if path.exists():
+            old = Path(tempfile.mkdtemp(prefix=f".{path.name}-", dir=path.parent))
+            path.replace(old / "old")
+            partial.replace(path)
+            shutil.rmtree(old)
+        else:
+            partial.replace(path)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    return path
+
+
+def load_embedder(embedder: Any) -> Any:
+    """Loads an embedder if it is a path.
+
+    Args:
+        embedder: as for `export_serving`.
+
+    Returns:
+        A Keras model or a loaded SavedModel.
+
+    Raises:
+        TypeError: If it is none of these.
+        FileNotFoundError: If it is a path where nothing is.
+    """
+    if isinstance(embedder, CCPModel):
+        given = embedder.embedder.inputs[0]
+        images = keras.Input(batch_shape=given.shape, dtype=given.dtype)
+        return keras.Model(images, embedder.normalize(embedder.embedder(images)))
+    if isinstance(embedder, (str, os.PathLike)):
+        path = Path(embedder)
+        if (path / "saved_model.pb").exists():
+            return tf.saved_model.load(path)
+        if path.is_file():
+            return load_embedder(keras.models.load_model(path, compile=False))
+        raise FileNotFoundError(
+            "`embedder` must be a .keras file or the folder of a SavedModel. "
+            f"Received: embedder={str(path)!r}"
+        )
+    if isinstance(embedder, keras.Model) or getattr(embedder, "signatures", None):
+        return embedder
+    raise TypeError(
+        "`embedder` must be a Keras model, a loaded SavedModel or the path of one. "
+        f"Received: embedder={embedder!r}"
+    )
+
+
+class _ServingModule(tf.Module):
+    """Everything that is saved. The attributes are what TensorFlow keeps with it."""
+
+    def __init__(
+        self,
+        embedder: Any,
+        size: int | None,
+        short_side: int | None,
+        index: RetrievalIndex | None,
+    ):
+        super().__init__()
+        own = fingerprint(embedder)
+        if index is not None and (index.fingerprint or own) != own:
+            raise ValueError(
+                "`index` must hold embeddings of this embedder; build it anew with "
+                f"them. Received: an index of {index.fingerprint}, an embedder {own}"
+            )
+        self.embedder_fingerprint = tf.Variable(own, trainable=False)
+        if isinstance(embedder, keras.Model):
+            # The variables without the Keras objects: those would need Keras to load.
+            self.weights = [variable.value for variable in embedder.variables]
+            call, given = _keras_call(embedder)
+        else:
+            self.saved_model = embedder
+            call, given = _signature_call(embedder)
+        size, short_side = _sizes(given.shape, size, short_side)
+        self.preparation = {"size": size, "short_side": short_side}
+
+        @tf.function(
+            input_signature=[tf.TensorSpec((None, size, size, 3), tf.uint8, "images")]
+        )
+        def embed(images: tf.Tensor) -> dict[str, tf.Tensor]:
+            return {
+                "embeddings": tf.cast(call(tf.cast(images, given.dtype)), "float32")
+            }
+
+        @tf.function(input_signature=[tf.TensorSpec((None,), tf.string, "image_bytes")])
+        def embed_bytes(image_bytes: tf.Tensor) -> dict[str, tf.Tensor]:
+            images = tf.map_fn(
+                lambda encoded: decode_center_crop(encoded, size, short_side),
+                image_bytes,
+                fn_output_signature=tf.TensorSpec((size, size, 3), tf.uint8),
+            )
+            return embed(images)
+
+        self.embed, self.embed_bytes = embed, embed_bytes
+        self.endpoints = {"embed": embed, "embed_bytes": embed_bytes}
+        if index is not None:
+            self._add_search(index)
+
+    def _add_search(self, index: RetrievalIndex) -> None:
+        width = self.embed.get_concrete_function().structured_outputs["embeddings"]
+        if width.shape[-1] != index.embeddings.shape[1]:
+            raise ValueError(
+                f"`index` must hold embeddings of {width.shape[-1]} numbers, as the "
+                f"embedder makes. Received: an index of {index.embeddings.shape[1]}"
+            )
+        self.index = SearchInGraph(index)
+
+        @tf.function(
+            input_signature=[
+                tf.TensorSpec((None,), tf.string, "image_bytes"),
+                tf.TensorSpec((None,), tf.int32, "k"),
+            ]
+        )
+        def search(image_bytes: tf.Tensor, k: tf.Tensor) -> dict[str, tf.Tensor]:
+            embeddings = self.embed_bytes(image_bytes)["embeddings"]
+            return self.index.search(embeddings, k)
+
+        self.search = search
+        self.endpoints["search"] = search
+
+
+def _keras_call(model: keras.Model) -> tuple[Any, Any]:
+    if len(model.inputs or ()) != 1 or len(model.outputs) != 1:
+        raise ValueError(
+            "`embedder` must be a built model with one input and one output. "
+            f"Received: {model.name} with inputs {model.inputs}"
+        )
+    return lambda images: model(images, training=False), model.inputs[0]
+
+
+def _signature_call(model: Any) -> tuple[Any, Any]:
+    names = list(model.signatures)
+    name = next((n for n in ("embed", "serving_default", "serve") if n in names), None)
+    signature = model.signatures[name] if name else None
+    given = signature.structured_input_signature[1] if name else {}
+    if len(given) != 1 or len(signature.structured_outputs) != 1:
+        raise ValueError(
+            "`embedder` must have a signature `serving_default` or `embed` with one "
+            f"input and one output. Received: signatures {names}"
+        )
+    (argument, spec), (output,) = *given.items(), signature.structured_outputs
+    return lambda images: signature(**{argument: images})[output], spec
+
+
+def _sizes(shape: Any, size: int | None, short_side: int | None) -> tuple[int, int]:
+    """Side of the images, and short side before the crop."""
+    shape = tuple(shape)
+    if len(shape) != 4 or shape[3] not in (3, None) or shape[1] != shape[2]:
+        raise ValueError(
+            "`embedder` must take square RGB images, (batch, size, size, 3). "
+            f"Received: an embedder for {shape}"
+        )
+    if size is None and shape[1] is None:
+        raise ValueError(
+            "`size` must be given: the embedder takes images of any size. "
+            f"Received: size={size}"
+        )
+    if size is not None:
+        check_int("size", size, minimum=1)
+        if shape[1] not in (None, size):
+            raise ValueError(
+                f"`size` must be {shape[1]}, as the embedder takes images. "
+                f"Received: size={size}"
+            )
+    size = int(size or shape[1])
+    if short_side is None:
+        short_side = round(size * 256 / 227)
+    check_int("short_side", short_side, minimum=size)
+    return size, int(short_side)

@@ -1,0 +1,160 @@
+"""Whether an exported model is whole and computes what it did.
+
+Beside the model lies a list of its files with their checksums, and a golden image with
+the embedding that it had when the model was written.
+"""
+
+import base64
+import hashlib
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+# TensorFlow leaves this folder of a SavedModel to others.
+_MANIFEST = Path("assets.extra") / "keras_ccp.json"
+# Between processors and versions of TensorFlow, in parts of the embedding's length.
+_TOLERANCE = 1e-4
+_GOLDEN_NEIGHBOURS = 5
+
+
+def check_model(path: str | os.PathLike) -> dict[str, Any]:
+    """Tells whether an exported model is whole and computes what it did.
+
+    Args:
+        path: folder that `export_serving` wrote.
+
+    Returns:
+        `fingerprint` of the embedder, `size`, `short_side`, `embedding_dim`, `num_rows`
+        of the index inside, and `difference`, the length of the difference of the
+        golden embedding, in parts of its own length.
+
+    Raises:
+        FileNotFoundError: If there is no such model.
+        ValueError: If files are changed or missing, the model cannot be loaded, or its
+            embedding or neighbours of the golden image are others; it says which.
+    """
+    path = Path(path)
+    if not (path / _MANIFEST).exists():
+        raise FileNotFoundError(
+            "`path` must be a model that `export_serving` wrote. "
+            f"Received: path={str(path)!r}, which has no {_MANIFEST.as_posix()}"
+        )
+    try:
+        written = json.loads((path / _MANIFEST).read_text("utf-8"))
+        manifest = written["manifest"]
+        is_whole = _digest_of(manifest) == written["sha256"]
+    except (ValueError, KeyError, TypeError):
+        is_whole = False
+    if not is_whole:
+        _refuse(path, [f"{_MANIFEST.as_posix()} is changed"])
+    found = _checksums(path)
+    wrong = [
+        f"{name} is {'changed' if name in found else 'missing'}"
+        for name, digest in manifest["files"].items()
+        if found.get(name) != digest
+    ]
+    wrong += [f"{name} is new" for name in found if name not in manifest["files"]]
+    if wrong:
+        _refuse(path, wrong)
+    return manifest["about"] | _check_golden(path, manifest["golden"])
+
+
+def _check_golden(path: Path, golden: dict[str, Any]) -> dict[str, float]:
+    try:
+        results = _golden_results(tf.saved_model.load(path), golden["image"])
+    except (tf.errors.OpError, OSError, ValueError) as error:
+        _refuse(path, [f"it does not run here: {error}"])
+    expected = np.array(golden["embedding"])
+    difference = np.linalg.norm(np.array(results["embedding"]) - expected)
+    difference /= max(np.linalg.norm(expected), 1e-12)
+    wrong = []
+    if not difference <= _TOLERANCE:
+        wrong.append(
+            f"the embedding of the golden image differs by {difference:.2g} of its "
+            f"length, allowed are {_TOLERANCE:g}"
+        )
+    if results["ids"] != golden["ids"]:
+        wrong.append(
+            f"the golden image's neighbours are {results['ids']}, not {golden['ids']}"
+        )
+    if wrong:
+        _refuse(path, wrong)
+    return {"difference": float(difference)}
+
+
+def _refuse(path: Path, reasons: list[str]) -> None:
+    raise ValueError(
+        "`path` must be a model as it was exported; export it anew, or copy it again. "
+        f"Received: path={str(path)!r}: {'; '.join(reasons)}"
+    )
+
+
+def write_manifest(path: Path, preparation: dict[str, int]) -> None:
+    """Adds the list of files, and the golden image, to a model.
+
+    Args:
+        path: folder of the SavedModel.
+        preparation: `size` and `short_side` of its images.
+    """
+    loaded = tf.saved_model.load(path)
+    image = _golden_image(preparation["size"])
+    golden = {"image": image, **_golden_results(loaded, image)}
+    about = {
+        "fingerprint": loaded.embedder_fingerprint.numpy().decode(),
+        **preparation,
+        "embedding_dim": len(golden["embedding"]),
+        "num_rows": _num_rows(loaded),
+    }
+    manifest = {"about": about, "golden": golden, "files": _checksums(path)}
+    text = {"sha256": _digest_of(manifest), "manifest": manifest}
+    (path / _MANIFEST).parent.mkdir(exist_ok=True)
+    (path / _MANIFEST).write_text(json.dumps(text), "utf-8")
+
+
+def _golden_image(size: int) -> str:
+    """A JPEG in base64, larger than needed and not square: all steps have work."""
+    rows, columns = np.mgrid[: 3 * size // 2 + 8, : 2 * size + 16] / size
+    waves = [np.sin(9 * rows + 5 * columns), np.cos(7 * rows * columns), rows - columns]
+    pixels = 255 * (np.stack(waves, -1) / 4 + 0.5).clip(0, 1)
+    encoded = tf.io.encode_jpeg(pixels.astype(np.uint8), quality=95)
+    return base64.b64encode(encoded.numpy()).decode()
+
+
+def _golden_results(model: Any, image: str) -> dict[str, Any]:
+    files = tf.constant([base64.b64decode(image)])
+    embeddings = model.signatures["embed_bytes"](image_bytes=files)["embeddings"]
+    ids = None
+    if "search" in model.signatures:
+        k = tf.constant([min(_GOLDEN_NEIGHBOURS, _num_rows(model))])
+        found = model.signatures["search"](image_bytes=files, k=k)["ids"][0].numpy()
+        ids = [
+            i.decode("utf-8", "replace") if isinstance(i, bytes) else i
+            for i in found.tolist()
+        ]
+    return {"embedding": [float(x) for x in embeddings[0].numpy()], "ids": ids}
+
+
+def _checksums(path: Path) -> dict[str, str]:
+    files = sorted(file for file in path.rglob("*") if file.is_file())
+    names = [file.relative_to(path).as_posix() for file in files]
+    return {
+        name: _digest(file.read_bytes())
+        for name, file in zip(names, files, strict=True)
+        if name != _MANIFEST.as_posix()
+    }
+
+
+def _num_rows(model: Any) -> int:
+    return int(model.index.ids.shape[0]) if "search" in model.signatures else 0
+
+
+def _digest_of(manifest: dict[str, Any]) -> str:
+    return _digest(json.dumps(manifest).encode())
+
+
+def _digest(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()

@@ -1,0 +1,73 @@
+"""The command, on data of a few pixels."""
+
+import json
+
+import pytest
+from look_alikes import write_in_shop
+from typer.testing import CliRunner
+
+from keras_ccp.cli import app
+
+SMALL = """
+method: C2
+data: {name: emoji, folds: 2, train_classes: 12, augmentation: none}
+embedder: {backbone: small_cnn, embedding_dim: 4, frozen_statistics: false}
+loss: {name: contrastive}
+training: {batch_size: 8, samples_per_class: 2, steps_per_evaluation: 1,
+           max_evaluations: 1}
+"""
+
+
+def invoke(*arguments):
+    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+
+@pytest.fixture
+def config(tmp_path):
+    path = tmp_path / "small.yaml"
+    path.write_text(SMALL)
+    return path
+
+
+def test_train_then_evaluate(config, tmp_path):
+    out = tmp_path / "run"
+    result = invoke("train", config, "--out", out, "--set", "training.batch_size=12")
+    assert result.exit_code == 0, result.output
+    assert "each model alone" in result.output and "MAP@R" in result.output
+    metrics = json.loads((out / "metrics.json").read_text())
+    shown = f"{100 * metrics['concatenated']['map_at_r']['mean']:.2f}"
+    assert shown in result.output
+    again = invoke("evaluate", out)
+    assert again.exit_code == 0 and shown in again.output
+
+
+def test_published_row_is_shown_beside_it(tmp_path):
+    # In-shop has queries and a gallery; C2 on it is published: 86.32 and 83.04 P@1.
+    root = tmp_path / "data"
+    classes = dict.fromkeys(range(1, 9), 4)
+    test = dict.fromkeys(range(20, 26), 3)
+    write_in_shop(root, train=classes, query=test, gallery=test)
+    path = tmp_path / "in_shop.yaml"
+    path.write_text(
+        SMALL.replace(
+            "{name: emoji, folds: 2, train_classes: 12, augmentation: none}",
+            "{name: in_shop, folds: 2, size: 16, check_counts: false}",
+        )
+    )
+    result = invoke("train", path, "--data", root, "--out", tmp_path / "run")
+    assert result.exit_code == 0, result.output
+    assert "86.32" in result.output and "83.04" in result.output
+
+
+def test_errors_are_one_message(config, tmp_path):
+    for arguments, message in (
+        (("--set", "training.batchsize=64"), "batch_size"),
+        (("--set", "training.batch_size"), "section.key=value"),
+        (("--set", "data.name=cub200", "--data", tmp_path), "CUB_200_2011"),
+    ):
+        result = invoke("train", config, "--out", tmp_path / "run", *arguments)
+        assert result.exit_code == 1
+        assert message in result.output.replace("\n", "")
+        assert "Traceback" not in result.output
+    result = invoke("evaluate", tmp_path / "nothing")
+    assert result.exit_code == 1 and "There is no run" in result.output
