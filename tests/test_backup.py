@@ -162,6 +162,7 @@ def assert_same_end(resumed, whole):
     for name, values in resumed.history.items():
         assert values == whole.history[name][-len(resumed.epochs) :]
     assert resumed.callback.wait == whole.callback.wait
+    assert resumed.callback._wait_of_run == whole.callback._wait_of_run
     assert resumed.num_projections == whole.num_projections
 
 
