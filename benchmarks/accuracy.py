@@ -1,8 +1,8 @@
 """What CCP adds on the emoji: pairwise loss, one proxy problem and CCP, seed by seed.
 
-All three are the run of `examples/train_emoji.py`: the same network, data, loss, steps
-and choice of the best weights by validation MAP@R. Pairwise has no proxies; "no
-switching" solves one proxy problem to the end.
+All three are the run of `examples/train_emoji.py`: the same network, data, loss and
+steps, scored with the last weights. Pairwise has no proxies; "no switching" solves one
+proxy problem to the end.
 """
 
 import argparse

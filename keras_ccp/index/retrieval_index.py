@@ -54,25 +54,30 @@ class RetrievalIndex:
         metadata: dict[str, Any],
         stored: dict[str, Any] | None = None,
     ):
-        self._entries = entries
+        self._set_entries(entries)
         self.fingerprint = fingerprint
         self.metadata = metadata
         # What was asked for is kept: another machine may have ScaNN.
         self._wanted = backend
+        self._scann = load_scann() if backend == "scann" else None
+        self.backend = "exact" if self._scann is None else "scann"
         self._start_searcher(stored or {})
 
-    def _start_searcher(self, stored: dict[str, Any]) -> None:
+    def _set_entries(self, entries: Entries) -> None:
+        self._entries = entries
+        self.embeddings, self.ids, self.labels = entries
         self._row_of = {value: i for i, value in enumerate(self.ids.tolist())}
+
+    def _start_searcher(self, stored: dict[str, Any]) -> None:
         self._searcher = self.recall = None
-        scann = load_scann() if self._wanted == "scann" else None
-        self.backend = "exact" if scann is None else "scann"
-        if scann is not None:
-            tuning = stored.get("tuning")
-            tuning = tuning and Tuning(*tuning)
-            self._searcher = ScannSearcher(scann, self.embeddings, tuning)
-            self.recall = stored.get("recall")
-            if self.recall is None:
-                self.measured_recall(min(10, len(self)), 1000)
+        if self._scann is None:
+            return
+        tuning = stored.get("tuning")
+        tuning = None if tuning is None else Tuning(*tuning)
+        self._searcher = ScannSearcher(self._scann, self.embeddings, tuning)
+        self.recall = stored.get("recall")
+        if self.recall is None:
+            self.measured_recall()
 
     @classmethod
     def build(
@@ -117,21 +122,6 @@ class RetrievalIndex:
         return len(self.ids)
 
     @property
-    def embeddings(self) -> np.ndarray:
-        """`(n, dim)` array, not to be written to."""
-        return self._entries.embeddings
-
-    @property
-    def ids(self) -> np.ndarray:
-        """`(n,)` array, row by row."""
-        return self._entries.ids
-
-    @property
-    def labels(self) -> np.ndarray | None:
-        """`(n,)` array, row by row, or `None`."""
-        return self._entries.labels
-
-    @property
     def is_exact(self) -> bool:
         """Whether a search finds the nearest without fail."""
         return self.backend == "exact"
@@ -157,7 +147,7 @@ class RetrievalIndex:
             TypeError: As for `build`, or if ids or labels are of the other kind.
         """
         added = make_entries(embeddings, ids, labels)
-        self._entries = self._entries.joined(added)
+        self._set_entries(self._entries.joined(added))
         self._start_searcher({})
 
     def search(

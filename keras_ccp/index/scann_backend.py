@@ -53,32 +53,29 @@ class Tuning(NamedTuple):
     leaves: int
 
 
-def load_scann() -> ModuleType | None:
-    """The package, or `None` with a logged message where it is not installed."""
-    try:
-        return importlib.import_module("scann")
-    except ImportError as error:
-        logger.warning(
-            "ScaNN is not available (%s): the index searches exactly, which is slower. "
-            "`pip install keras-ccp[scann]` brings it on Linux, with TensorFlow 2.20",
-            error,
-        )
-    return None
-
-
 def require_scann() -> ModuleType:
     """The package.
 
     Raises:
-        ImportError: If it is not installed.
+        ImportError: If it is not installed, or is of another TensorFlow.
     """
     try:
         return importlib.import_module("scann")
-    except ImportError as error:
+    # TensorFlow's own error where the operations are those of another version.
+    except (ImportError, tf.errors.NotFoundError) as error:
         raise ImportError(
-            'ScaNN is needed for what an index with backend="scann" has inside: '
-            "`pip install keras-ccp[scann]`, on Linux with TensorFlow 2.20"
+            "ScaNN cannot be loaded; `pip install keras-ccp[scann]` brings it on "
+            f"Linux, with TensorFlow 2.20. Received: {error}"
         ) from error
+
+
+def load_scann() -> ModuleType | None:
+    """The package, or `None` with a logged message where it is not installed."""
+    try:
+        return require_scann()
+    except ImportError as error:
+        logger.warning("The index searches exactly, which is slower: %s", error)
+    return None
 
 
 def make_builder(embeddings: np.ndarray, builder: Any, tuning: Tuning) -> Any:
@@ -129,21 +126,21 @@ class ScannSearcher:
     def __init__(
         self, scann: ModuleType, embeddings: np.ndarray, tuning: Tuning | None = None
     ):
-        with np.errstate(over="ignore"):
-            self._embeddings = np.ascontiguousarray(embeddings, np.float32)
         # Squares of a distance of float32 vectors must not overflow.
-        if not np.abs(self._embeddings).max() < 1e18:
+        if not np.abs(embeddings).max() < 1e18:
             raise ValueError(
                 '`embeddings` must be below 1e18 with backend="scann"; use '
                 f'backend="exact". Received: a value of {np.abs(embeddings).max():g}'
             )
+        self._embeddings = embeddings
         self._builder = scann.scann_ops_pybind.builder
         self.tuning = self._tune() if tuning is None else tuning
         if tuning is not None:
             self._build(tuning)
 
     def _build(self, tuning: Tuning) -> None:
-        self._searcher = make_builder(self._embeddings, self._builder, tuning).build()
+        vectors = np.ascontiguousarray(self._embeddings, np.float32)
+        self._searcher = make_builder(vectors, self._builder, tuning).build()
 
     def search(self, queries: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
         """Finds neighbours and puts them into their exact order.
@@ -168,8 +165,10 @@ class ScannSearcher:
             )
         if tuning.leaves:
             options["leaves_to_search"] = tuning.leaves
+        with np.errstate(over="ignore"):  # its scores are then not finite
+            vectors = np.ascontiguousarray(queries, np.float32)
         rows, scores = self._searcher.search_batched_parallel(
-            np.ascontiguousarray(queries, np.float32), final_num_neighbors=k, **options
+            vectors, final_num_neighbors=k, **options
         )
         distances, rows = exact_order(queries, self._embeddings, rows.astype(np.int64))
         # The partitions that were searched may hold fewer than k.

@@ -1,8 +1,13 @@
 """What `keras-ccp index`, `search` and `embed` do: from a run to similar images."""
 
 from keras_ccp.search_commands.commands import embed_images, index_images
-from keras_ccp.search_commands.results import Neighbour, SearchResult
-from keras_ccp.search_commands.results import results_table, to_json, write_page
+from keras_ccp.search_commands.page import write_page
+from keras_ccp.search_commands.results import (
+    Neighbour,
+    SearchResult,
+    results_table,
+    to_json,
+)
 from keras_ccp.search_commands.searcher import Searcher
 
 __all__ = [

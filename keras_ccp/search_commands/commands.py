@@ -2,6 +2,7 @@
 
 import io
 import os
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -9,11 +10,16 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from keras_ccp.checkpoint import write_file
 from keras_ccp.config import load_config
 from keras_ccp.index import RetrievalIndex, fingerprint
 from keras_ccp.search_commands.image_files import Embedded, embed_files, find_images
-from keras_ccp.serving import export_serving, read_preparation
+from keras_ccp.search_commands.results import write_file
+from keras_ccp.serving import (
+    export_serving,
+    image_size,
+    load_embedder,
+    read_preparation,
+)
 
 CONFIG_FILE = "config.yaml"
 EMBEDDER_FOLDER = "embedder"
@@ -59,7 +65,7 @@ def index_images(
     files, out = find_images(images), Path(out)
     model = _export(run, out / EMBEDDER_FOLDER)
     embedded = _embed(model, out / EMBEDDER_FOLDER, files, progress)
-    root = _common_folder(images, embedded.files)
+    root = _common_folder(images)
     ids = [file.relative_to(root).as_posix() for file in embedded.files]
     labels = [Path(name).parent.as_posix() for name in ids]
     index = RetrievalIndex.build(
@@ -82,8 +88,8 @@ def embed_images(
 ) -> Embedded:
     """Writes the embeddings of images.
 
-    Writes `out`, a `(n, dim)` float32 array, and beside it a text file of the n paths,
-    one a line: `vectors.npy` and `vectors.txt`. Images that cannot be read are left out.
+    Writes `out`, a `(n, dim)` float32 array, and beside it the n paths, one a line, in
+    a `.txt` file of the same name. Images that cannot be read are left out.
 
     Args:
         run: folder of a run, SavedModel, or `.keras` file.
@@ -115,17 +121,43 @@ def embed_images(
 def _export(run: str | os.PathLike, path: Path) -> Any:
     """Writes the embedder of a run with its preparation of images, and loads it."""
     run = Path(run)
-    size = short_side = None
-    embedder = run
-    if (run / CONFIG_FILE).exists():
-        embedder = run / EMBEDDER_FOLDER
-        if not embedder.exists():
-            raise FileNotFoundError(
-                f"`run` must be a run that is finished. Received: {run} without "
-                f"{EMBEDDER_FOLDER}/; go on with `keras-ccp train ... --resume`"
-            )
-        data = load_config(run / CONFIG_FILE).data
-        if data.name not in _ARRAYS:
-            size, short_side = data.size, data.short_side
-    export_serving(embedder, path, size=size, short_side=short_side)
+    config = run / CONFIG_FILE
+    embedder = load_embedder(_embedder_folder(run) if config.exists() else run)
+    preparation = {}
+    if config.exists():
+        data = load_config(config).data
+        if data.name in _ARRAYS:
+            preparation = {"short_side": image_size(embedder)}
+        else:
+            preparation = {"size": data.size, "short_side": data.short_side}
+    elif run.is_dir():
+        preparation = read_preparation(run)
+    export_serving(embedder, path, **preparation)
     return tf.saved_model.load(path)
+
+
+def _embedder_folder(run: Path) -> Path:
+    folder = run / EMBEDDER_FOLDER
+    if not folder.exists():
+        raise FileNotFoundError(
+            f"`run` must be a run that is finished. Received: {run}, which has no "
+            f"{EMBEDDER_FOLDER}; go on with `keras-ccp train ... --resume`"
+        )
+    return folder
+
+
+def _embed(model: Any, path: Path, files: list[Path], progress: bool) -> Embedded:
+    embed = model.signatures["embed"]
+    return embed_files(
+        lambda images: embed(images=images)["embeddings"],
+        files,
+        **read_preparation(path),
+        progress=progress,
+    )
+
+
+def _common_folder(images: Sequence[str | os.PathLike]) -> Path:
+    """The folder below which the files are named."""
+    given = [Path(os.path.abspath(Path(path).expanduser())) for path in images]
+    folders = [path if path.is_dir() else path.parent for path in given]
+    return Path(os.path.commonpath(folders))

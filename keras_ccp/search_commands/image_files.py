@@ -155,15 +155,7 @@ def reason_of(file: Path) -> str:
     except OSError as error:
         return error.strerror or type(error).__name__
     except tf.errors.OpError as error:
-        return plain_message(error)
+        # What TensorFlow says of an image, without the name of the operation.
+        message = error.message.split("}} ", 1)[-1].split(" [Op:", 1)[0]
+        return message.split("\n", 1)[0].strip()
     return "it could be read when it was tried again"
-
-
-def plain_message(error: tf.errors.OpError) -> str:
-    """What TensorFlow says of an image, without the name of the operation.
-
-    Args:
-        error: raised by an operation.
-    """
-    message = error.message.split("}} ", 1)[-1].split(" [Op:", 1)[0]
-    return message.split("\n", 1)[0].strip()

@@ -152,7 +152,7 @@ class _ServingModule(tf.Module):
         else:
             self.saved_model = embedder
             call, given = _signature_call(embedder)
-        size, short_side = _sizes(given.shape, size, short_side)
+        size, short_side = _sizes(image_size(embedder), size, short_side)
         self.preparation = {"size": size, "short_side": short_side}
 
         @tf.function(
@@ -163,7 +163,11 @@ class _ServingModule(tf.Module):
                 "embeddings": tf.cast(call(tf.cast(images, given.dtype)), "float32")
             }
 
-        @tf.function(input_signature=[tf.TensorSpec((None,), tf.string, "image_bytes")])
+        # There is no Python to convert, and looking for it takes seconds.
+        @tf.function(
+            input_signature=[tf.TensorSpec((None,), tf.string, "image_bytes")],
+            autograph=False,
+        )
         def embed_bytes(image_bytes: tf.Tensor) -> dict[str, tf.Tensor]:
             images = tf.map_fn(
                 lambda encoded: decode_center_crop(encoded, size, short_side),
@@ -190,7 +194,8 @@ class _ServingModule(tf.Module):
             input_signature=[
                 tf.TensorSpec((None,), tf.string, "image_bytes"),
                 tf.TensorSpec((None,), tf.int32, "k"),
-            ]
+            ],
+            autograph=False,
         )
         def search(image_bytes: tf.Tensor, k: tf.Tensor) -> dict[str, tf.Tensor]:
             embeddings = self.embed_bytes(image_bytes)["embeddings"]
@@ -198,6 +203,26 @@ class _ServingModule(tf.Module):
 
         self.search = search
         self.endpoints["search"] = search
+
+
+def image_size(embedder: Any) -> int | None:
+    """Side of the images that an embedder takes, `None` if it is free.
+
+    Args:
+        embedder: what `load_embedder` returns.
+
+    Raises:
+        ValueError: If it does not take square RGB images.
+    """
+    is_keras = isinstance(embedder, keras.Model)
+    _, given = (_keras_call if is_keras else _signature_call)(embedder)
+    shape = tuple(given.shape)
+    if len(shape) != 4 or shape[3] not in (3, None) or shape[1] != shape[2]:
+        raise ValueError(
+            "`embedder` must take square RGB images, (batch, size, size, 3). "
+            f"Received: an embedder for {shape}"
+        )
+    return shape[1]
 
 
 def _keras_call(model: keras.Model) -> tuple[Any, Any]:
@@ -223,27 +248,23 @@ def _signature_call(model: Any) -> tuple[Any, Any]:
     return lambda images: signature(**{argument: images})[output], spec
 
 
-def _sizes(shape: Any, size: int | None, short_side: int | None) -> tuple[int, int]:
+def _sizes(
+    expected: int | None, size: int | None, short_side: int | None
+) -> tuple[int, int]:
     """Side of the images, and short side before the crop."""
-    shape = tuple(shape)
-    if len(shape) != 4 or shape[3] not in (3, None) or shape[1] != shape[2]:
-        raise ValueError(
-            "`embedder` must take square RGB images, (batch, size, size, 3). "
-            f"Received: an embedder for {shape}"
-        )
-    if size is None and shape[1] is None:
+    if size is None and expected is None:
         raise ValueError(
             "`size` must be given: the embedder takes images of any size. "
             f"Received: size={size}"
         )
     if size is not None:
         check_int("size", size, minimum=1)
-        if shape[1] not in (None, size):
+        if expected not in (None, size):
             raise ValueError(
-                f"`size` must be {shape[1]}, as the embedder takes images. "
+                f"`size` must be {expected}, as the embedder takes images. "
                 f"Received: size={size}"
             )
-    size = int(size or shape[1])
+    size = int(size or expected)
     if short_side is None:
         short_side = round(size * 256 / 227)
     check_int("short_side", short_side, minimum=size)

@@ -38,6 +38,68 @@ def check_model(path: str | os.PathLike) -> dict[str, Any]:
             embedding or neighbours of the golden image are others; it says which.
     """
     path = Path(path)
+    about = _read_manifest(path)["about"]
+    return about | {"difference": load_checked(path)[1]}
+
+
+def load_checked(path: str | os.PathLike) -> tuple[Any, float]:
+    """Loads an exported model if it is whole and computes what it did.
+
+    Args:
+        path: folder that `export_serving` wrote.
+
+    Returns:
+        The model as of `tf.saved_model.load`, and the difference of its golden
+        embedding as in `check_model`.
+
+    Raises:
+        FileNotFoundError: As `check_model`.
+        ValueError: As `check_model`.
+    """
+    path = Path(path)
+    golden = _check_files(path)["golden"]
+    try:
+        model = tf.saved_model.load(path)
+        results = _golden_results(model, golden["image"])
+    except (tf.errors.OpError, OSError, ValueError) as error:
+        _refuse(path, [f"it does not run here: {error}"])
+    return model, _check_golden(path, golden, results)
+
+
+def _check_files(path: Path) -> dict[str, Any]:
+    """What is written beside a model, if its files have their checksums."""
+    manifest = _read_manifest(path)
+    found = _checksums(path)
+    wrong = [
+        f"{name} is {'changed' if name in found else 'missing'}"
+        for name, digest in manifest["files"].items()
+        if found.get(name) != digest
+    ]
+    wrong += [f"{name} is new" for name in found if name not in manifest["files"]]
+    if wrong:
+        _refuse(path, wrong)
+    return manifest
+
+
+def read_preparation(path: str | os.PathLike) -> dict[str, int]:
+    """How a model prepares images.
+
+    Args:
+        path: folder of a SavedModel.
+
+    Returns:
+        `size` and `short_side`, nothing if `export_serving` did not write it.
+
+    Raises:
+        ValueError: If what is written beside the model is damaged.
+    """
+    if not (Path(path) / _MANIFEST).exists():
+        return {}
+    about = _read_manifest(Path(path))["about"]
+    return {name: about[name] for name in ("size", "short_side")}
+
+
+def _read_manifest(path: Path) -> dict[str, Any]:
     if not (path / _MANIFEST).exists():
         raise FileNotFoundError(
             "`path` must be a model that `export_serving` wrote. "
@@ -51,23 +113,10 @@ def check_model(path: str | os.PathLike) -> dict[str, Any]:
         is_whole = False
     if not is_whole:
         _refuse(path, [f"{_MANIFEST.as_posix()} is changed"])
-    found = _checksums(path)
-    wrong = [
-        f"{name} is {'changed' if name in found else 'missing'}"
-        for name, digest in manifest["files"].items()
-        if found.get(name) != digest
-    ]
-    wrong += [f"{name} is new" for name in found if name not in manifest["files"]]
-    if wrong:
-        _refuse(path, wrong)
-    return manifest["about"] | _check_golden(path, manifest["golden"])
+    return manifest
 
 
-def _check_golden(path: Path, golden: dict[str, Any]) -> dict[str, float]:
-    try:
-        results = _golden_results(tf.saved_model.load(path), golden["image"])
-    except (tf.errors.OpError, OSError, ValueError) as error:
-        _refuse(path, [f"it does not run here: {error}"])
+def _check_golden(path: Path, golden: dict[str, Any], results: dict[str, Any]) -> float:
     expected = np.array(golden["embedding"])
     difference = np.linalg.norm(np.array(results["embedding"]) - expected)
     difference /= max(np.linalg.norm(expected), 1e-12)
@@ -83,7 +132,7 @@ def _check_golden(path: Path, golden: dict[str, Any]) -> dict[str, float]:
         )
     if wrong:
         _refuse(path, wrong)
-    return {"difference": float(difference)}
+    return float(difference)
 
 
 def _refuse(path: Path, reasons: list[str]) -> None:

@@ -1,0 +1,342 @@
+"""RetrievalIndex: what it finds, keeps and refuses."""
+
+import builtins
+import json
+import logging
+import sys
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from keras_ccp import retrieval
+from keras_ccp.index import RetrievalIndex, fingerprint, scann_backend
+from keras_ccp.index.scann_backend import Tuning, exact_order, sampled_recall
+
+
+def vectors(count, dim=8, seed=0):
+    return np.random.default_rng(seed).standard_normal((count, dim)).astype(np.float32)
+
+
+def build(count=6, **arguments):
+    return RetrievalIndex.build(vectors(count), **arguments)
+
+
+def small_index():
+    return RetrievalIndex.build(
+        [[0.0, 0.0], [3.0, 4.0], [0.0, 1.0]],
+        ids=["origin", "far", "ü/near"],
+        labels=[7, 8, 7],
+        fingerprint="f",
+        metadata={"root": "photos"},
+    )
+
+
+# ==== Search ====
+
+
+def test_search_finds_the_nearest():
+    index = small_index()
+    # From (0, 0.75): 0.25 to (0, 1), 0.75 to (0, 0), sqrt(9 + 3.25^2) to (3, 4).
+    distances, ids = index.search([[0.0, 0.75]], 3)
+    assert ids.tolist() == [["ü/near", "origin", "far"]]
+    np.testing.assert_allclose(distances, [[0.25, 0.75, 4.4229515]], rtol=1e-6)
+    assert distances.dtype == np.float32
+    assert index.labels_of(ids).tolist() == [[7, 7, 8]]
+    assert index.is_exact and index.parameters == {} and len(index) == 3
+
+
+def test_search_is_that_of_retrieval():
+    embeddings, queries = vectors(50), vectors(9, seed=1)
+    distances, ids = RetrievalIndex.build(embeddings).search(queries, 7)
+    expected = retrieval.search(queries, embeddings, 7)
+    np.testing.assert_array_equal(distances, expected[0])
+    np.testing.assert_array_equal(ids, expected[1])
+
+
+def test_add_appends():
+    index = small_index()
+    index.add([[9.0, 9.0]], ["new"], labels=[1])
+    distances, ids = index.search([[9.0, 9.0]], 1)
+    assert (ids.tolist(), distances.tolist()) == ([["new"]], [[0.0]])
+    assert index.labels_of(ids).tolist() == [[1]]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "match"),
+    [
+        ({"ids": ["far"], "labels": [1]}, ValueError, "unique.*'far'"),
+        ({"ids": [5], "labels": [1]}, TypeError, "must be strings"),
+        ({"ids": ["x"], "labels": ["a"]}, TypeError, "`labels` must be integers"),
+        ({"ids": ["x"]}, ValueError, "missing for the rows"),
+    ],
+)
+def test_add_that_fails_changes_nothing(arguments, error, match):
+    index = small_index()
+    with pytest.raises(error, match=match):
+        index.add([[9.0, 9.0]], **arguments)
+    with pytest.raises(ValueError, match="2 columns"):
+        index.add([[1.0, 2.0, 3.0]], ["x"], [1])
+    assert len(index) == 3 and index.search([[9.0, 9.0]], 1)[1].tolist() == [["far"]]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "match"),
+    [
+        ({"embeddings": np.zeros((0, 3))}, ValueError, "at least one row"),
+        ({"embeddings": [1.0, 2.0]}, ValueError, r"\(n, dim\)"),
+        ({"embeddings": [[np.nan, 1.0]]}, ValueError, "1 of 1 rows"),
+        ({"embeddings": [["a"]]}, TypeError, "real numbers"),
+        ({"ids": [1, 1]}, ValueError, "unique.*1 more than once"),
+        ({"ids": [1]}, ValueError, "2 embeddings and 1 ids"),
+        ({"ids": ["a", 1]}, TypeError, "all strings or all integers.*'a'"),
+        ({"ids": [True, False]}, TypeError, "True of type bool"),
+        ({"ids": [0.5, 1.5]}, TypeError, "0.5 of type float"),
+        ({"ids": [2**63, 1]}, TypeError, "64 bits"),
+        ({"ids": "ab"}, ValueError, "a list"),
+        ({"labels": [[1], [2]]}, ValueError, r"\(2, 1\)"),
+        ({"backend": "faiss"}, ValueError, "'faiss'"),
+        ({"metadata": {"a": object()}}, TypeError, "JSON"),
+    ],
+)
+def test_build_refuses(arguments, error, match):
+    with pytest.raises(error, match=match):
+        RetrievalIndex.build(**{"embeddings": [[1.0], [2.0]], **arguments})
+
+
+@pytest.mark.parametrize(
+    ("queries", "k", "error", "match"),
+    [
+        ([[1.0, 2.0, 3.0]], 1, ValueError, r"shape \(q, 2\)"),
+        ([1.0, 2.0], 1, ValueError, r"shape \(q, 2\)"),
+        (np.zeros((0, 2)), 1, ValueError, "at least one row"),
+        ([[np.inf, 0.0]], 1, ValueError, "finite"),
+        ([[0.0, 0.0]], 4, ValueError, "at most 3.*k=4"),
+        ([[0.0, 0.0]], 0, ValueError, "at least 1"),
+        ([[0.0, 0.0]], 1.0, TypeError, "integer"),
+    ],
+)
+def test_search_refuses(queries, k, error, match):
+    with pytest.raises(error, match=match):
+        small_index().search(queries, k)
+
+
+def test_vectors_of_another_embedder_are_refused():
+    index = small_index()
+    index.search([[0.0, 0.0]], 1, fingerprint="f")
+    with pytest.raises(ValueError, match="fingerprint='g', the index has 'f'"):
+        index.search([[0.0, 0.0]], 1, fingerprint="g")
+
+
+def test_labels_of_refuses():
+    with pytest.raises(KeyError, match="nothing"):
+        small_index().labels_of(["nothing"])
+    with pytest.raises(ValueError, match="`labels` were not given"):
+        build().labels_of([0])
+
+
+# ==== Files ====
+
+
+@pytest.mark.parametrize("ids", [None, [3, -5, 2**62], ["a", "", "nö\udcff"]])
+def test_save_and_load(tmp_path, ids):
+    index = RetrievalIndex.build(
+        vectors(3), ids, ["x", "y", "x"], fingerprint="f", metadata={"a": [1, "b"]}
+    )
+    index.save(tmp_path / "index")
+    read = RetrievalIndex.load(tmp_path / "index")
+    np.testing.assert_array_equal(read.embeddings, index.embeddings)
+    assert read.embeddings.dtype == np.float32
+    assert read.ids.tolist() == index.ids.tolist()
+    assert read.labels.tolist() == ["x", "y", "x"]
+    assert (read.fingerprint, read.metadata) == ("f", {"a": [1, "b"]})
+    read.add(vectors(1, seed=1), [9] if ids is None or ids[0] == 3 else ["z"], ["y"])
+
+
+def test_save_replaces(tmp_path):
+    build(6).save(tmp_path)
+    build(4).save(tmp_path)
+    assert len(RetrievalIndex.load(tmp_path)) == 4
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_save_that_dies_leaves_the_old_index(tmp_path, monkeypatch):
+    build(6).save(tmp_path)
+    monkeypatch.setattr("os.replace", lambda *paths: builtins.exit("killed"))
+    with pytest.raises(SystemExit):
+        build(4).save(tmp_path)
+    assert len(RetrievalIndex.load(tmp_path)) == 6
+
+
+def test_every_changed_byte_is_found(tmp_path):
+    build(2).save(tmp_path)
+    (file,) = tmp_path.iterdir()
+    content = file.read_bytes()
+    for position in range(0, len(content), 7):
+        changed = bytearray(content)
+        changed[position] ^= 1
+        file.write_bytes(changed)
+        with pytest.raises(ValueError, match="undamaged"):
+            RetrievalIndex.load(tmp_path)
+    file.write_bytes(content[:-1])
+    with pytest.raises(ValueError, match="undamaged"):
+        RetrievalIndex.load(tmp_path)
+
+
+def test_load_refuses_what_is_no_index(tmp_path):
+    with pytest.raises(FileNotFoundError, match="folder of an index"):
+        RetrievalIndex.load(tmp_path / "nothing")
+    from keras_ccp.checkpoint import save_checkpoint
+
+    for header in ({"format": 2}, {}, [], {"format": 1, "backend": "exact"}):
+        arrays = {"header": json.dumps(header), "embeddings": vectors(2)}
+        save_checkpoint(tmp_path, 0, arrays)
+        with pytest.raises(ValueError, match="undamaged"):
+            RetrievalIndex.load(tmp_path)
+
+
+# ==== ScaNN ====
+
+
+def grouped(count):
+    """Points around 200 centres: neighbours lie in few partitions."""
+    centres = 4 * vectors(200, 16)
+    return centres[np.arange(count) % 200] + vectors(count, 16, seed=1)
+
+
+@pytest.fixture(scope="module")
+def scann_index():
+    pytest.importorskip("scann")
+    return RetrievalIndex.build(grouped(12_000), backend="scann")
+
+
+def test_scann_finds_nearly_all(scann_index):
+    assert not scann_index.is_exact and scann_index.backend == "scann"
+    assert 0 < scann_index.parameters["leaves"] < 40
+    assert scann_index.recall["recall"] >= 0.99
+    queries = grouped(14_000)[-100:]
+    distances, ids = scann_index.search(queries, 10)
+    true_distances, true_ids = retrieval.search(queries, scann_index.embeddings, 10)
+    found = [len(np.intersect1d(*pair)) for pair in zip(ids, true_ids, strict=True)]
+    assert np.mean(found) >= 9.9
+    # Where the same are found their distances are the same to the last bit.
+    whole = np.array(found) == 10
+    np.testing.assert_array_equal(ids[whole], true_ids[whole])
+    np.testing.assert_array_equal(distances[whole], true_distances[whole])
+
+
+def test_scann_finds_more_than_its_partitions_hold(scann_index):
+    # 200 groups of 60: what is beyond lies in partitions that are not searched.
+    distances, ids = scann_index.search(grouped(2), 11_000)
+    expected = retrieval.search(grouped(2), scann_index.embeddings, 11_000)
+    np.testing.assert_array_equal(ids, expected[1])
+    np.testing.assert_array_equal(distances, expected[0])
+
+
+def test_scann_index_is_the_same_when_loaded(tmp_path, scann_index):
+    scann_index.save(tmp_path)
+    read = RetrievalIndex.load(tmp_path)
+    assert read.parameters == scann_index.parameters
+    assert read.recall == scann_index.recall and not read.is_exact
+    queries = grouped(50)
+    np.testing.assert_array_equal(
+        read.search(queries, 5)[1], scann_index.search(queries, 5)[1]
+    )
+
+
+def test_small_scann_index_and_add():
+    pytest.importorskip("scann")
+    index = build(6, backend="scann")
+    assert index.parameters == Tuning(reorder=0, leaves=0)._asdict()
+    index.add(vectors(3, seed=1), [10, 11, 12])
+    queries = vectors(5, seed=2)
+    expected = retrieval.search(queries, index.embeddings, 9)
+    distances, ids = index.search(queries, 9)
+    np.testing.assert_array_equal(distances, expected[0])
+    np.testing.assert_array_equal(ids, index.ids[expected[1]])
+    with pytest.raises(ValueError, match="below 1e18"):
+        RetrievalIndex.build([[1e20]], backend="scann")
+
+
+@pytest.mark.parametrize(
+    "error", [ImportError("no module"), tf.errors.NotFoundError(None, None, "symbol")]
+)
+def test_without_scann_the_index_is_exact(monkeypatch, caplog, error, tmp_path):
+    def fail(name):
+        raise error
+
+    monkeypatch.setattr(scann_backend.importlib, "import_module", fail)
+    with caplog.at_level(logging.WARNING, "keras_ccp"):
+        index = build(backend="scann")
+        index.add(vectors(1, seed=1), [9])
+    (record,) = caplog.records
+    assert "searches exactly" in record.getMessage()
+    assert "keras-ccp[scann]" in record.getMessage()
+    assert index.is_exact and index.search(vectors(1), 1)[1].tolist() == [[0]]
+    # Where there is ScaNN, it is used again.
+    index.save(tmp_path)
+    monkeypatch.undo()
+    if "scann" in sys.modules:
+        assert not RetrievalIndex.load(tmp_path).is_exact
+
+
+def test_recall_counts_what_is_missed():
+    embeddings = vectors(40)
+
+    def half(queries, k):  # the query itself and every second neighbour
+        distances, rows = retrieval.search(queries, embeddings, 2 * k)
+        keep = [0, *range(2, 2 * k, 2)][:k]
+        return distances[:, keep], rows[:, keep]
+
+    # Of the neighbours 1 to 10 it has 2, 4, 6, 8 and 10.
+    assert sampled_recall(half, embeddings, 10, 40) == 0.5
+    assert build().measured_recall(3, 10) == 1.0
+
+
+def test_exact_order_puts_ties_by_row():
+    embeddings = np.array([[1.0], [-1.0], [0.5], [1.0]])
+    distances, rows = exact_order(
+        np.zeros((1, 1)), embeddings, np.array([[3, 1, 2, 0]])
+    )
+    assert rows.tolist() == [[2, 0, 1, 3]]
+    assert distances.tolist() == [[0.5, 1.0, 1.0, 1.0]]
+
+
+# ==== Fingerprint ====
+
+
+def network(units=3, activation=None):
+    return keras.Sequential(
+        [keras.Input((4,)), keras.layers.Dense(units, activation=activation)]
+    )
+
+
+def test_fingerprint_is_that_of_the_saved_model(tmp_path):
+    model = network()
+    model.save(tmp_path / "model.keras")
+    keras.backend.clear_session()
+    network()  # names are counted on
+    read = keras.models.load_model(tmp_path / "model.keras")
+    copy = network()
+    copy.set_weights(model.get_weights())
+    assert fingerprint(model) == fingerprint(read) == fingerprint(copy)
+    assert len(fingerprint(model)) == 64
+
+
+def test_fingerprint_tells_models_apart(tmp_path):
+    model, relu = network(), network(activation="relu")
+    relu.set_weights(model.get_weights())
+    before = fingerprint(model)
+    assert before != fingerprint(relu)
+    for name, exported in (("linear", model), ("relu", relu)):
+        exported.export(tmp_path / name, verbose=False)
+    first, second, again = (
+        fingerprint(tf.saved_model.load(tmp_path / name))
+        for name in ("linear", "relu", "linear")
+    )
+    assert first == again != second
+    model.set_weights([w + 1e-6 for w in model.get_weights()])
+    assert fingerprint(model) != before
+    with pytest.raises(TypeError, match="`model` must be"):
+        fingerprint("model")
