@@ -71,6 +71,7 @@ setup(
         "tensorflow>=2.20,<2.22",
         "keras>=3.10",  # below it MirroredStrategy trains wrong
         "numpy>=2,<3",
+        "ml-dtypes",  # bfloat16 in backups; TensorFlow brings it too
         # What the `keras-ccp` command and its configurations stand on.
         "pydantic>=2.7",
         "pyyaml>=6",

@@ -1,6 +1,7 @@
 """Deep metric learning with chance constraints, in TensorFlow and Keras."""
 
 from keras_ccp import backbones, datasets, losses, pipeline, plots, retrieval
+from keras_ccp.backup import Backup
 from keras_ccp.callback import CCPCallback
 from keras_ccp.embedder import build_embedder
 from keras_ccp.k_center import k_center_greedy
@@ -13,6 +14,7 @@ from keras_ccp.warm_up import WarmUp
 __version__ = "0.1.0"
 
 __all__ = [
+    "Backup",
     "CCPCallback",
     "CCPModel",
     "LipschitzNormalization",

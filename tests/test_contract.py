@@ -35,8 +35,8 @@ LAYERS = [
     {"trainer", "optimization"},
     {"losses", "proxies", "samples", "embedder", "retrieval", "index", "pipeline"}
     | {"snapshot", "training_data", "fit_checks"},
-    {"layers", "distribute", "k_center", "backbones", "datasets"},
-    {"arguments", "checkpoint", "yaml_files", "config_sections", "published"},
+    {"layers", "distribute", "k_center", "backbones", "datasets", "checkpoint"},
+    {"arguments", "yaml_files", "config_sections", "published"},
 ]
 ROWS = {part: row for row, parts in enumerate(LAYERS) for part in parts}
 # Keras calls these with its own arguments and documents them; the names that
