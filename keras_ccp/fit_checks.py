@@ -32,7 +32,7 @@ def check_steps(x: Any, steps_per_epoch: int | None) -> None:
 
 
 def ordered(callbacks: Any) -> list[keras.callbacks.Callback]:
-    """The callbacks of a `fit`, those with `runs_first` in front.
+    """The callbacks of a `fit`: `runs_first` in front, `runs_last` at the end.
 
     Args:
         callbacks: a Keras callback, a list of them, a `CallbackList` or `None`.
@@ -50,7 +50,11 @@ def ordered(callbacks: Any) -> list[keras.callbacks.Callback]:
                 f"Received: {callback!r}"
             )
     return sorted(
-        callbacks, key=lambda callback: not getattr(callback, "runs_first", 0)
+        callbacks,
+        key=lambda callback: (
+            getattr(callback, "runs_last", False)
+            - getattr(callback, "runs_first", False)
+        ),
     )
 
 

@@ -72,6 +72,9 @@ class Trainer(keras.Model):
             kwargs["validation_data"] = EvaluationData(validation).labelled_batches()
         end_of_data = EndOfData()
         callbacks = [*ordered(callbacks), end_of_data]
+        for callback in callbacks:
+            if hasattr(callback, "set_callbacks"):
+                callback.set_callbacks(callbacks)
         with label_errors():
             history = super().fit(
                 x, y, batch_size, epochs, verbose, callbacks=callbacks, **kwargs

@@ -27,13 +27,15 @@ MODULES = {
 # From the top down: a module imports only from rows below its own.
 LAYERS = [
     {"cli", "report"},
+    {"search_commands"},
     {"experiment"},
     {"config"},
     {"callback", "backup", "warm_up", "plots"},
-    {"pool", "best_weights"},
+    {"pool", "best_weights", "serving"},
     {"model"},
     {"trainer", "optimization"},
-    {"losses", "proxies", "samples", "embedder", "retrieval", "index", "pipeline"}
+    {"index"},
+    {"losses", "proxies", "samples", "embedder", "retrieval", "pipeline"}
     | {"snapshot", "training_data", "fit_checks"},
     {"layers", "distribute", "k_center", "backbones", "datasets", "checkpoint"},
     {"arguments", "yaml_files", "config_sections", "published"},

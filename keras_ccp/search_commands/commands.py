@@ -120,20 +120,32 @@ def embed_images(
 
 def _export(run: str | os.PathLike, path: Path) -> Any:
     """Writes the embedder of a run with its preparation of images, and loads it."""
-    run = Path(run)
-    config = run / CONFIG_FILE
-    embedder = load_embedder(_embedder_folder(run) if config.exists() else run)
-    preparation = {}
-    if config.exists():
-        data = load_config(config).data
-        if data.name in _ARRAYS:
-            preparation = {"short_side": image_size(embedder)}
-        else:
-            preparation = {"size": data.size, "short_side": data.short_side}
-    elif run.is_dir():
-        preparation = read_preparation(run)
+    embedder, preparation = run_embedder(run)
     export_serving(embedder, path, **preparation)
     return tf.saved_model.load(path)
+
+
+def run_embedder(run: str | os.PathLike) -> tuple[Any, dict[str, int | None]]:
+    """The embedder of a run, and how it wants its images.
+
+    Args:
+        run: folder of a run, SavedModel, or `.keras` file.
+
+    Returns:
+        A Keras model or loaded SavedModel, and arguments for `export_serving`.
+
+    Raises:
+        FileNotFoundError: If there is no run, or it is not finished.
+    """
+    run = Path(run)
+    config = run / CONFIG_FILE
+    if not config.exists():
+        return load_embedder(run), read_preparation(run)
+    embedder = load_embedder(_embedder_folder(run))
+    data = load_config(config).data
+    if data.name in _ARRAYS:
+        return embedder, {"short_side": image_size(embedder)}
+    return embedder, {"size": data.size, "short_side": data.short_side}
 
 
 def _embedder_folder(run: Path) -> Path:

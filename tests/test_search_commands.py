@@ -1,0 +1,306 @@
+"""From a run and a folder of images to similar images."""
+
+import html.parser
+import io
+import json
+import shutil
+
+import keras
+import numpy as np
+import pytest
+import rich.console
+import tensorflow as tf
+
+from keras_ccp import search_commands, serving
+from keras_ccp.index import RetrievalIndex
+from keras_ccp.pipeline import decode_center_crop
+from keras_ccp.search_commands import Neighbour, Searcher, SearchResult
+from keras_ccp.search_commands.commands import run_embedder
+from keras_ccp.search_commands.image_files import find_images
+
+SIZE = 16
+# A name that markup, HTML and a URL would each take for something else.
+ODD = "ü [bold]<b> &#%.png"
+
+
+def network():
+    return keras.Sequential(
+        [
+            keras.Input((SIZE, SIZE, 3), dtype="uint8"),
+            keras.layers.Rescaling(1 / 255),
+            keras.layers.AveragePooling2D(4),
+            keras.layers.Flatten(),
+            keras.layers.Dense(5),
+        ]
+    )
+
+
+def picture(seed, height=20, width=30):
+    coarse = np.random.default_rng(seed).integers(0, 256, (4, 5, 3), np.uint8)
+    pixels = tf.image.resize(coarse, (height, width))
+    return tf.io.encode_png(tf.cast(pixels, tf.uint8)).numpy()
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """A model, a folder of seven images and three broken ones, and their index."""
+    place = tmp_path_factory.mktemp("search")
+    keras.utils.set_random_seed(0)
+    network().save(place / "model.keras")
+    for number, name in enumerate(
+        ["cat/1.png", "cat/2.PNG", f"dog/{ODD}", "dog/deep/4.png", "5.png", "6.png"]
+    ):
+        file = place / "photos" / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(picture(number))
+    photos = place / "photos"
+    (photos / "cat" / "turned.jpg").write_bytes(
+        tf.io.encode_jpeg(tf.io.decode_png(picture(9))).numpy()
+    )
+    (photos / "cat" / "empty.png").write_bytes(b"")
+    (photos / "cut.png").write_bytes(picture(7)[:200])
+    (photos / "no image.jpg").write_bytes(b"hello")
+    (photos / "notes.txt").write_text("hello")
+    (photos / ".hidden.png").write_bytes(picture(8))
+    (photos / ".thumbs").mkdir()
+    (photos / ".thumbs" / "1.png").write_bytes(picture(8))
+    done = search_commands.index_images(
+        place / "model.keras", [photos], place / "index", progress=False
+    )
+    return place, done
+
+
+@pytest.fixture(scope="module")
+def searcher(place):
+    return Searcher(place[0] / "index")
+
+
+IDS = [
+    "5.png",
+    "6.png",
+    "cat/1.png",
+    "cat/2.PNG",
+    "cat/turned.jpg",
+    "dog/deep/4.png",
+    f"dog/{ODD}",
+]
+
+
+# ==== index ====
+
+
+def test_index_holds_what_can_be_read(place):
+    folder, done = place
+    assert done.index.ids.tolist() == IDS
+    assert done.index.labels.tolist() == [".", ".", *["cat"] * 3, "dog/deep", "dog"]
+    assert sorted(path.name for path in done.failures) == [
+        "cut.png",
+        "empty.png",
+        "no image.jpg",
+    ]
+    assert all(done.failures.values())
+    # The whole way by hand: 16 * 256 / 227 = 18.04.
+    model = keras.models.load_model(folder / "model.keras")
+    for name, embedding in zip(IDS, done.index.embeddings, strict=True):
+        encoded = tf.io.read_file(str(folder / "photos" / name))
+        image = decode_center_crop(encoded, SIZE, 18)
+        np.testing.assert_allclose(model(image[None])[0], embedding, atol=1e-5)
+
+
+def test_index_needs_nothing_else(place, tmp_path):
+    folder, _ = place
+    shutil.copytree(folder / "index", tmp_path / "copy")
+    results, _ = Searcher(tmp_path / "copy").search([folder / "photos" / "5.png"])
+    assert results[0].neighbours[0].id == "5.png"
+
+
+def test_index_is_made_anew_with_scann_and_single_files(place, tmp_path):
+    pytest.importorskip("scann")
+    photos = place[0] / "photos"
+    files = [photos / "cat" / "1.png", photos / "cat" / "2.PNG", photos / "cat/1.png"]
+    shutil.copytree(place[0] / "index", tmp_path, dirs_exist_ok=True)
+    done = search_commands.index_images(
+        place[0] / "index" / "embedder", files, tmp_path, "scann", progress=False
+    )
+    assert done.index.ids.tolist() == ["1.png", "2.PNG"] and done.index.labels is None
+    assert not RetrievalIndex.load(tmp_path).is_exact
+    (result,), _ = Searcher(tmp_path).search([photos / "cat" / "2.PNG"], k=1)
+    assert result.neighbours[0].path == str(photos / "cat" / "2.PNG")
+
+
+def test_index_refuses(place, tmp_path):
+    folder, _ = place
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "config.yaml").write_text("")
+    model, photos = folder / "model.keras", folder / "photos"
+    for error, match, run, images in (
+        (FileNotFoundError, "nothing", model, [photos, tmp_path / "nothing"]),
+        (ValueError, "must hold images", model, [tmp_path / "empty"]),
+        (ValueError, "Input is empty", model, [photos / "cat" / "empty.png"]),
+        (FileNotFoundError, "SavedModel", tmp_path / "empty", [photos]),
+        (FileNotFoundError, "finished", tmp_path / "run", [photos]),
+    ):
+        with pytest.raises(error, match=match):
+            search_commands.index_images(run, images, tmp_path / "out", progress=False)
+    assert not (tmp_path / "out" / "checkpoint-00000000.bin").exists()
+
+
+@pytest.mark.parametrize(
+    ("data", "expected"),
+    [
+        ("name: emoji", {"short_side": SIZE}),  # as they are: nothing is cut off
+        (
+            f"name: folder\n  size: {SIZE}\n  short_side: 25",
+            {"size": SIZE, "short_side": 25},
+        ),
+        (f"name: folder\n  size: {SIZE}", {"size": SIZE, "short_side": None}),
+    ],
+)
+def test_run_says_how_images_are_prepared(place, tmp_path, data, expected):
+    shutil.copytree(place[0] / "index" / "embedder", tmp_path / "embedder")
+    assert run_embedder(tmp_path / "embedder")[1] == {"size": SIZE, "short_side": 18}
+    text = f"method: C2\nloss:\n  name: contrastive\ndata:\n  {data}\n"
+    (tmp_path / "config.yaml").write_text(text)
+    assert run_embedder(tmp_path)[1] == expected
+
+
+def test_images_are_found_once_and_in_order(place):
+    photos = place[0] / "photos"
+    found = find_images([photos / "6.png", photos])
+    assert found[0] == photos / "6.png" and len(found) == 10
+    assert found[1:] == sorted(set(found) - {photos / "6.png"})
+
+
+# ==== embed ====
+
+
+def test_embed_writes_vectors_and_paths(place, tmp_path):
+    folder, done = place
+    out = tmp_path / "new" / "vectors.npy"
+    search_commands.embed_images(
+        folder / "model.keras", [folder / "photos"], out, progress=False
+    )
+    np.testing.assert_array_equal(np.load(out), done.index.embeddings)
+    names = out.with_suffix(".txt").read_text("utf-8").splitlines()
+    assert names == [str(folder / "photos" / name) for name in IDS]
+    assert len(list(out.parent.iterdir())) == 2
+    with pytest.raises(ValueError, match="end in .npy"):
+        search_commands.embed_images(folder / "model.keras", ["x"], tmp_path / "v.txt")
+
+
+# ==== search ====
+
+
+def test_search_finds_the_image_itself(place, searcher):
+    photos = place[0] / "photos"
+    queries = [photos / name for name in IDS] + [photos / "cut.png", photos / "no.png"]
+    results, failures = searcher.search(queries, k=3, progress=False)
+    assert [result.query for result in results] == [str(q) for q in queries[:7]]
+    assert [result.neighbours[0].id for result in results] == IDS
+    first = results[6].neighbours[0]
+    assert first == Neighbour(IDS[6], str(photos / IDS[6]), "dog", first.distance)
+    assert first.distance < 1e-5
+    assert set(failures) == {photos / "cut.png", photos / "no.png"}
+    assert failures[photos / "no.png"] == "No such file or directory"
+
+
+def test_search_shows_all_there_are_and_refuses(place, searcher):
+    photos = place[0] / "photos"
+    (result,), _ = searcher.search([photos / "5.png"], k=50)
+    distances = [found.distance for found in result.neighbours]
+    assert len(distances) == 7 and distances == sorted(distances)
+    for k, error in ((0, ValueError), (1.5, TypeError)):
+        with pytest.raises(error, match="`k`"):
+            searcher.search([photos / "5.png"], k=k)
+    with pytest.raises(ValueError, match="at least"):
+        searcher.search([])
+
+
+def test_index_with_another_embedder_is_refused(place, tmp_path):
+    shutil.copytree(place[0] / "index", tmp_path / "index")
+    keras.utils.set_random_seed(1)
+    serving.export_serving(network(), tmp_path / "index" / "embedder")
+    with pytest.raises(ValueError, match="its own embedder"):
+        Searcher(tmp_path / "index")
+    (tmp_path / "index" / "embedder" / "saved_model.pb").write_bytes(b"")
+    with pytest.raises(ValueError, match="saved_model.pb is changed"):
+        Searcher(tmp_path / "index")
+
+
+# ==== What is shown ====
+
+RESULTS = [
+    SearchResult(
+        "q[b].png",
+        [
+            Neighbour("cat/[red]1.png", "/p/1.png", "[i]cat", 0.5),
+            Neighbour("2", "/p/2", None, 2),
+        ],
+    ),
+    SearchResult("second", [Neighbour("3", "/p/3", None, 0.25)]),
+]
+
+
+def test_table_shows_names_as_they_are():
+    console = rich.console.Console(width=100, record=True, file=io.StringIO())
+    console.print(search_commands.results_table(RESULTS))
+    text = console.export_text()
+    for shown in ("q[b].png", "cat/[red]1.png", "[i]cat", "0.5000", "2.0000", "second"):
+        assert text.count(shown) == 1
+
+
+def test_json():
+    assert json.loads(search_commands.to_json(RESULTS)) == [
+        {
+            "query": "q[b].png",
+            "neighbours": [
+                {
+                    "rank": 1,
+                    "id": "cat/[red]1.png",
+                    "path": "/p/1.png",
+                    "label": "[i]cat",
+                    "distance": 0.5,
+                },
+                {"rank": 2, "id": "2", "path": "/p/2", "label": None, "distance": 2},
+            ],
+        },
+        {
+            "query": "second",
+            "neighbours": [
+                {"rank": 1, "id": "3", "path": "/p/3", "label": None, "distance": 0.25}
+            ],
+        },
+    ]
+
+
+class Page(html.parser.HTMLParser):
+    def __init__(self):
+        super().__init__()
+        self.kinds, self.sources, self.text = [], [], ""
+
+    def handle_starttag(self, tag, attributes):
+        attributes = dict(attributes)
+        if tag == "figure":
+            self.kinds.append(attributes["class"])
+        if tag == "img":
+            self.sources.append(attributes["src"])
+        assert tag not in ("b", "script", "link")
+
+    def handle_data(self, data):
+        self.text += data
+
+
+def test_page_holds_its_images(place, searcher, tmp_path):
+    query = place[0] / "photos" / IDS[6]
+    results, _ = searcher.search([query], k=2)
+    neighbours = [*results[0].neighbours, Neighbour("gone.png", "/gone.png", None, 9.0)]
+    search_commands.write_page(
+        [SearchResult(str(query), neighbours)], tmp_path / "p.html"
+    )
+    page = Page()
+    page.feed((tmp_path / "p.html").read_text("utf-8"))
+    assert page.kinds == ["query", "neighbour", "neighbour", "neighbour"]
+    assert len(page.sources) == 3  # the fourth is gone
+    assert "not found" in page.text and ODD in page.text
+    assert all(s.startswith("data:image/jpeg;base64,") for s in page.sources)
