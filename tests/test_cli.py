@@ -2,7 +2,9 @@
 
 import json
 
+import numpy as np
 import pytest
+import tensorflow as tf
 from look_alikes import write_in_shop
 from typer.testing import CliRunner
 
@@ -71,3 +73,47 @@ def test_errors_are_one_message(config, tmp_path):
         assert "Traceback" not in result.output
     result = invoke("evaluate", tmp_path / "nothing")
     assert result.exit_code == 1 and "There is no run" in result.output
+
+
+def test_index_search_embed_and_check(config, tmp_path):
+    # A photo folder of its own: 4 classes of 3 noise images of the class's colour.
+    rng = np.random.default_rng(0)
+    photos = tmp_path / "photos"
+    for number in range(12):
+        folder = photos / f"class{number % 4}"
+        folder.mkdir(parents=True, exist_ok=True)
+        pixels = rng.integers(0, 60, (16, 16, 3)) + 60 * (number % 4)
+        data = tf.io.encode_png(pixels.astype("uint8")).numpy()
+        (folder / f"{number}.png").write_bytes(data)
+    (photos / "class0" / "broken.jpg").write_bytes(b"no image")
+    config.write_text(
+        SMALL.replace(
+            "{name: emoji, folds: 2, train_classes: 12, augmentation: none}",
+            "{name: folder, folds: 2, size: 16, short_side: 16, unreadable: skip}",
+        ).replace(
+            "batch_size: 8, samples_per_class: 2", "batch_size: 1, samples_per_class: 1"
+        )
+    )
+    # Two of the four classes train, one in each fold: enough to see the command work.
+    run = tmp_path / "run"
+    result = invoke("train", config, "--data", photos, "--out", run)
+    assert result.exit_code == 0, result.output
+
+    folder = tmp_path / "index"
+    result = invoke("index", run, photos, "--out", folder)
+    assert result.exit_code == 0, result.output
+    assert "12 images indexed" in result.output and "broken.jpg" in result.output
+    query = photos / "class1" / "5.png"
+    page = tmp_path / "page.html"
+    result = invoke("search", folder, query, "-k", "3", "--json", "--html", page)
+    assert result.exit_code == 0, result.output
+    (found,) = json.loads(result.stdout)
+    assert "class1/5.png" in json.dumps(found)
+    assert "data:image" in page.read_text("utf-8")
+    result = invoke("embed", run, photos, "--out", tmp_path / "vectors.npy")
+    assert result.exit_code == 0, result.output
+    assert np.load(tmp_path / "vectors.npy").shape == (12, 8)
+    assert invoke("check", folder / "embedder").exit_code == 0
+    weights = next((folder / "embedder" / "variables").glob("*.data*"))
+    weights.write_bytes(weights.read_bytes()[:-4] + b"abcd")
+    assert invoke("check", folder / "embedder").exit_code == 1

@@ -27,14 +27,13 @@ MODULES = {
 # From the top down: a module imports only from rows below its own.
 LAYERS = [
     {"cli", "report"},
-    {"search_commands"},
-    {"experiment"},
+    {"experiment", "search_commands"},
     {"config"},
     {"callback", "backup", "warm_up", "plots"},
-    {"pool", "best_weights", "serving"},
+    {"pool", "best_weights"},
+    {"serving"},
     {"model"},
-    {"trainer", "optimization"},
-    {"index"},
+    {"trainer", "optimization", "index"},
     {"losses", "proxies", "samples", "embedder", "retrieval", "pipeline"}
     | {"snapshot", "training_data", "fit_checks"},
     {"layers", "distribute", "k_center", "backbones", "datasets", "checkpoint"},

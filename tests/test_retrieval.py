@@ -320,3 +320,13 @@ def test_covering_radius():
         covering_radius(embeddings, np.array([0.0, 0.0, 2.0]))
     with pytest.raises(ValueError, match="`labels` must hold one label an embedding"):
         covering_radius(embeddings, [0, 0])
+
+
+def test_approximate_index_is_refused_unless_told():
+    class Index:
+        is_exact, backend = False, "scann"
+        embeddings = np.eye(3, dtype="float32")
+        labels = np.array([0, 0, 1])
+
+    with pytest.raises(ValueError, match="allow_approximate"):
+        retrieval.evaluate(np.eye(3, dtype="float32"), [0, 0, 1], index=Index())

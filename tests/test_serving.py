@@ -261,6 +261,7 @@ def test_onnx_names_its_packages(monkeypatch, tmp_path):
         serving.export_onnx(network(), tmp_path / "model.onnx")
 
 
+@pytest.mark.filterwarnings("ignore")  # of tf2onnx, under NumPy 2
 def test_onnx_embeds_the_same(tmp_path):
     pytest.importorskip("tf2onnx")
     onnx = pytest.importorskip("onnx.reference")

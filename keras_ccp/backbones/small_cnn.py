@@ -17,17 +17,17 @@ def small_cnn(
             training, see `FrozenBatchNormalization`. Defaults to `False`.
 
     Returns:
-        `keras.Model` of 0.09 M weights, `(batch, height, width, channels)` uint8
+        `keras.Model` of 0.23 M weights, `(batch, height, width, channels)` uint8
         images -> `(batch, height / 8, width / 8, 128)` feature map.
     """
     layers = keras.layers
     x = images = keras.Input(input_shape, dtype="uint8")
     x = layers.Rescaling(1 / 127.5, offset=-1)(x)
-    for channels, kernel, stride in ((32, 4, 2), (64, 3, 1), (128, 3, 1)):
+    for channels, kernel, stride in ((64, 4, 2), (128, 3, 1), (128, 3, 1)):
+        if stride == 1:
+            x = layers.MaxPooling2D()(x)
         x = layers.Conv2D(channels, kernel, stride, padding="same", use_bias=False)(x)
         x = layers.BatchNormalization(momentum=0.9)(x)
         x = layers.ReLU()(x)
-        if channels < 128:
-            x = layers.MaxPooling2D()(x)
     model = keras.Model(images, x, name="small_cnn")
     return freeze_batch_norm(model) if frozen_statistics else model

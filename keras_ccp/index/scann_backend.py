@@ -205,8 +205,11 @@ def num_reordered(tuning: Tuning, k: Any, count: Any) -> Any:
         k: int or int32 scalar, neighbours that are wanted.
         count: int or int32 scalar, rows of the index.
     """
-    rows = tuning.reorder * (1 + (k - 1) // _SAMPLE_K)
-    return tf.minimum(count, rows) if tf.is_tensor(rows) else min(count, rows)
+    # A sample is searched for one more, since it finds itself.
+    least = _SAMPLE_K + 1
+    if tf.is_tensor(k):
+        return tf.minimum(count, tuning.reorder * tf.maximum(k, least) // least)
+    return min(count, tuning.reorder * max(k, least) // least)
 
 
 def exact_order(

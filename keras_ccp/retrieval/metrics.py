@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from keras_ccp.arguments import as_floats, check_int
+from keras_ccp.arguments import as_floats, check_bool, check_int
 from keras_ccp.retrieval.exact_search import ExactSearcher
 from keras_ccp.retrieval.validation import as_embeddings, as_labels, safe_shift
 
@@ -21,6 +21,8 @@ def evaluate(
     gallery_labels: Any = None,
     metrics: Iterable[str] = _METRICS,
     chunk_size: int | None = None,
+    index: Any = None,
+    allow_approximate: bool = False,
 ) -> dict[str, float | int]:
     """Measures how well queries find their class in a gallery, by exact search.
 
@@ -48,6 +50,10 @@ def evaluate(
         metrics: names from the list above.
         chunk_size: int, queries handled at once. Defaults to `None`: as many as need
             about 64 MB.
+        index: `RetrievalIndex` with integer labels, the gallery in place of
+            `gallery_embeddings` and `gallery_labels`. Defaults to `None`.
+        allow_approximate: bool, whether the neighbours may be those that an index finds
+            which is not exact. Defaults to False: such an index is refused.
 
     Returns:
         A dict with a float for each name in `metrics`, and the ints `num_queries`
@@ -56,7 +62,7 @@ def evaluate(
     Raises:
         ValueError: for wrong shapes, embeddings that are not finite, wrong labels
             (floats are), an unknown metric, a gallery without labels or labels without
-            a gallery, or if no query has a true reference.
+            a gallery, an index that is not exact, or if no query has a true reference.
         TypeError: for embeddings or labels that are no numbers, a `chunk_size` that is
             no integer, or `metrics` that are no list.
     """
@@ -65,6 +71,9 @@ def evaluate(
     recalls = {name: int(match[1]) for name, match in matches.items() if match}
     query = as_embeddings("query_embeddings", query_embeddings)
     labels = as_labels("query_labels", query_labels, len(query))
+    if index is not None:
+        _check_index(index, gallery_embeddings, gallery_labels, allow_approximate)
+        gallery_embeddings, gallery_labels = index.embeddings, index.labels
     is_one_set = gallery_embeddings is None and gallery_labels is None
     gallery, known = query, labels
     if not is_one_set:
@@ -87,13 +96,35 @@ def evaluate(
     depth = np.maximum(depth, max(recalls.values(), default=1))
     depth = np.minimum(depth, len(gallery) - is_one_set)
     values = {name: np.empty(len(query)) for name in metrics}
-    for rows, hits in _hits(searcher, labels, known, scored, depth):
+    if index is None or index.is_exact:
+        found = _hits(searcher, labels, known, scored, depth)
+    else:
+        found = _approximate_hits(index, query, labels, scored, depth)
+    for rows, hits in found:
         _score(values, recalls, rows, hits, num_references[rows])
     # In the order of the queries, whatever order they were handled in.
     result = {name: float(value[scored].mean()) for name, value in values.items()}
     result["num_queries"] = int(scored.size)
     result["num_skipped"] = int(len(query) - scored.size)
     return result
+
+
+def _check_index(index, gallery_embeddings, gallery_labels, allow_approximate):
+    """Refuses an index beside a gallery, and one that is not exact."""
+    check_bool("allow_approximate", allow_approximate)
+    if gallery_embeddings is not None or gallery_labels is not None:
+        raise ValueError(
+            "`index` must be given without `gallery_embeddings` and `gallery_labels`, "
+            "in whose place it is. Received: both"
+        )
+    if index.labels is None:
+        raise ValueError("`index` must have labels. Received: an index without")
+    if not index.is_exact and not allow_approximate:
+        raise ValueError(
+            "`index` must be exact, since what it misses moves the metrics either way; "
+            "evaluate with index.embeddings and index.labels, or pass "
+            f"allow_approximate=True. Received: index.backend={index.backend!r}"
+        )
 
 
 def _checked_gallery(embeddings, labels, query):
@@ -152,6 +183,14 @@ def _hits(searcher, labels, known, scored, depth):
                 part = searcher.refine(part, undecided[unsure])
                 hits[unsure] = known[part.indices] == own[unsure, None]
             yield found.rows, hits[:, :most]
+
+
+def _approximate_hits(index, query, labels, scored, depth):
+    """As `_hits`, of the neighbours that an index finds."""
+    size = np.ceil(np.log2(depth[scored])).astype(np.int64)
+    for rows in (scored[size == value] for value in np.unique(size)):
+        _, ids = index.search(query[rows], int(depth[rows].max()))
+        yield rows, index.labels_of(ids) == labels[rows, None]
 
 
 def _mixed_runs(linked, hits):

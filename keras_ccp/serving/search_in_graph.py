@@ -98,8 +98,10 @@ class SearchInGraph(tf.Module):
         if tuning.leaves:
             options["leaves_to_search"] = tuning.leaves
         rows, scores = searcher.search_batched_parallel(queries, k, **options)
-        # The partitions that were searched may hold fewer than k.
+        # The partitions that were searched may hold fewer than k: columns or rows of
+        # columns are then missing.
         is_full = tf.reduce_all(tf.math.is_finite(scores))
+        is_full &= tf.shape(rows)[1] == k
         return tf.cond(
             is_full,
             lambda: tf.cast(rows, tf.int32),
