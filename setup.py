@@ -30,7 +30,7 @@ EXTRAS = {
 }
 # Every optional package, so that no test is skipped. On Python 3.10 the pinned
 # tensorflow-similarity does not resolve with the pinned TensorFlow.
-EXTRAS["test"] = ["hypothesis", "pillow", "pytest", "ruff"] + [
+EXTRAS["test"] = ["hypothesis", "pillow", "pytest", "pytest-xdist", "ruff"] + [
     requirement if name != "similarity" else f'{requirement}; python_version > "3.10"'
     for name, requirements in EXTRAS.items()
     for requirement in requirements

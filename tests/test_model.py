@@ -212,9 +212,11 @@ def test_modes_take_the_same_steps(loss):
         compiled(model, keras.optimizers.SGD(0.01), loss, **mode)
         model.fit(data, steps_per_epoch=2, verbose=0)
         weights.append(model.get_weights())
+    # SoftTriple multiplies what float32 rounds (6e-8) by scale / gamma = 200.
+    atol = 2e-5 if loss == "soft_triple" else 1e-5
     for graph, eager, jit in zip(*weights, strict=True):
-        np.testing.assert_allclose(eager, graph, atol=1e-5)
-        np.testing.assert_allclose(jit, graph, atol=1e-5)
+        np.testing.assert_allclose(eager, graph, atol=atol)
+        np.testing.assert_allclose(jit, graph, atol=atol)
 
 
 @pytest.mark.parametrize(

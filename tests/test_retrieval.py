@@ -329,4 +329,4 @@ def test_approximate_index_is_refused_unless_told():
         labels = np.array([0, 0, 1])
 
     with pytest.raises(ValueError, match="allow_approximate"):
-        retrieval.evaluate(np.eye(3, dtype="float32"), [0, 0, 1], index=Index())
+        evaluate(np.eye(3, dtype="float32"), [0, 0, 1], index=Index())
