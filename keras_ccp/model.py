@@ -226,6 +226,7 @@ class CCPModel(Trainer):
                     f"`{argument}` is not supported: there is one loss, over pairs. "
                     f"Received: {argument}={kwargs[argument]!r}"
                 )
+        kept = self.memory
         if self.memory is not None:
             # Of another loss; Keras would go on to save it.
             self._layers.remove(self.memory)
@@ -238,7 +239,7 @@ class CCPModel(Trainer):
                     "proxies_per_class=0, or in_batch_weight above 0. "
                     f"Received: in_batch_weight={self.in_batch_weight}"
                 )
-            loss.build(self.embedder.output_shape[-1])
+            loss.build(self.embedder.output_shape[-1], of=kept)
             self.memory = loss.memory
         super().compile(optimizer=optimizer, loss=loss, **kwargs)
         self.optimizer.build(self.trainable_variables)

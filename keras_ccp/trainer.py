@@ -75,10 +75,16 @@ class Trainer(keras.Model):
         for callback in callbacks:
             if hasattr(callback, "set_callbacks"):
                 callback.set_callbacks(callbacks)
-        with label_errors():
-            history = super().fit(
-                x, y, batch_size, epochs, verbose, callbacks=callbacks, **kwargs
-            )
+        try:
+            with label_errors():
+                history = super().fit(
+                    x, y, batch_size, epochs, verbose, callbacks=callbacks, **kwargs
+                )
+        finally:
+            # Keras ends no callback when a training is interrupted.
+            for callback in callbacks:
+                if hasattr(callback, "thaw"):
+                    callback.thaw()
         if end_of_data.message:
             raise ValueError(end_of_data.message)
         return history

@@ -30,12 +30,12 @@ class WarmUp(keras.callbacks.Callback):
 
     def on_epoch_begin(self, epoch, logs=None):
         if epoch >= self.epochs:
-            self._thaw()
+            self.thaw()
         elif not self._frozen:
             self._freeze()
 
     def on_train_end(self, logs=None):
-        self._thaw()
+        self.thaw()
 
     def _freeze(self) -> None:
         if not isinstance(self.model, CCPModel):
@@ -49,7 +49,8 @@ class WarmUp(keras.callbacks.Callback):
         self._frozen = trained[:-1]
         self._set_trainable(False)
 
-    def _thaw(self) -> None:
+    def thaw(self) -> None:
+        """Ends the warm-up; `CCPModel.fit` calls it also where it is interrupted."""
         if self._frozen:
             self._set_trainable(True)
             self._frozen = []

@@ -675,3 +675,15 @@ def test_weight_decay_is_l2_in_the_gradient(policy):
         results.append([weight.numpy() for weight in model.trainable_weights])
     for start, plain, decayed in zip(before, *results, strict=True):
         np.testing.assert_allclose(decayed, plain - 0.05 * start, atol=1e-6)
+
+
+def test_a_memory_in_use_serves_no_second_model():
+    loss = losses.CrossBatchMemory("contrastive", size=8)
+    x = np.random.default_rng(0).normal(size=(8, 4)).astype("float32")
+    embedder = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3)])
+    model = CCPModel(embedder, 2, proxies_per_class=0)
+    model.compile("sgd", loss, jit_compile=False)
+    model.train_on_batch(x, np.arange(8) % 2)
+    model.compile("sgd", loss)  # the same model goes on with its memory
+    with pytest.raises(ValueError, match="new CrossBatchMemory for each model"):
+        CCPModel(embedder, 2, proxies_per_class=0).compile("sgd", loss)

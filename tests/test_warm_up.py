@@ -64,6 +64,19 @@ def test_each_fit_warms_up_anew_and_ends_unfrozen():
     assert all(layer.trainable for layer in model.embedder.layers)
 
 
+class Interrupt(keras.callbacks.Callback):
+    def on_train_batch_end(self, batch, logs=None):
+        raise KeyboardInterrupt
+
+
+def test_an_interrupted_warm_up_leaves_nothing_frozen():
+    model = make_model()
+    data = np.zeros((4, 8, 8, 3), "float32"), np.arange(4)
+    with pytest.raises(KeyboardInterrupt):
+        model.fit(*data, verbose=0, callbacks=[WarmUp(1), Interrupt()])
+    assert all(layer.trainable for layer in model.embedder.layers)
+
+
 def test_wrong_arguments_are_named():
     with pytest.raises(ValueError, match="epochs=0"):
         WarmUp(0)

@@ -159,15 +159,22 @@ class CrossBatchMemory(PairLoss):
         self.memory = None
         self.built = False
 
-    def build(self, embedding_dim: int) -> None:
+    def build(self, embedding_dim: int, of: EmbeddingMemory | None = None) -> None:
         """Makes the empty memory, unless there is one.
 
         Args:
             embedding_dim: Width of an embedding.
+            of: Memory of the model that compiles the loss, `None` for none so far.
 
         Raises:
-            ValueError: If the memory holds embeddings of another width.
+            ValueError: If the memory holds embeddings of another width or model.
         """
+        if self.memory is not of and self.memory and self.memory.num_steps.numpy():
+            raise ValueError(
+                "`loss` must be a new CrossBatchMemory for each model: this one holds "
+                "the embeddings of another. Received: a memory after "
+                f"{self.memory.num_steps.numpy()} steps"
+            )
         if self.memory is None:
             self.memory = EmbeddingMemory(self.size, embedding_dim, name="memory")
             self.built = True
@@ -196,7 +203,8 @@ class CrossBatchMemory(PairLoss):
         batch_size, embedding_dim = y_pred.shape
         if batch_size is not None and batch_size > self.size:
             raise ValueError(f"{_TOO_SMALL}: size={self.size}, {batch_size} rows")
-        self.build(embedding_dim)
+        if self.memory is None or self.memory.embedding_dim != embedding_dim:
+            self.build(embedding_dim, of=self.memory)
         rows = self.loss.call(labels, y_pred)
         copies = tf.cast(tf.stop_gradient(y_pred), tf.float32)
         # Not by tf.cond, in which replicas cannot exchange what the loss counts. Until
