@@ -1,6 +1,8 @@
 """The `keras-ccp` command."""
 
+import contextlib
 import math
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
 
@@ -167,17 +169,14 @@ def _print_failures(failures: dict[Path, str]) -> None:
         console.print(f"[yellow]Skipped[/yellow] {path}: {reason}", highlight=False)
 
 
-class _plain_errors:  # noqa: N801
+@contextlib.contextmanager
+def _plain_errors() -> Iterator[None]:
     """Ends the command with the message of an error of the user's, not a trace."""
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, kind, error, trace):
-        if isinstance(error, (ValueError, TypeError, OSError, ImportError)):
-            console.print(f"[red]Error:[/red] {rich.markup.escape(str(error))}")
-            raise typer.Exit(1) from None
-        return False
+    try:
+        yield
+    except (ValueError, TypeError, OSError, ImportError) as error:
+        console.print(f"[red]Error:[/red] {rich.markup.escape(str(error))}")
+        raise typer.Exit(1) from None
 
 
 def _print_row(metrics: dict) -> None:
