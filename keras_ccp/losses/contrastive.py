@@ -53,7 +53,8 @@ def contrastive_loss(
 def _mean_of_nonzero(terms, mask):
     """Rows of the mean over the masked terms above zero."""
     terms = tf.where(mask, terms, tf.zeros_like(terms))
-    counts = tf.math.count_nonzero(terms, axis=1, dtype=tf.int32)
+    # Whole numbers far below 2^24, exact in float32; count_nonzero takes int64.
+    counts = tf.reduce_sum(tf.cast(tf.not_equal(terms, 0), terms.dtype), axis=1)
     return mean_over_terms(tf.reduce_sum(terms, axis=1), counts)
 
 

