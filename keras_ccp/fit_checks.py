@@ -1,4 +1,4 @@
-"""What `fit` is told besides its data: steps, callbacks, and the end of the data."""
+"""What `compile` and `fit` are told besides loss and data, and the end of the data."""
 
 from typing import Any
 
@@ -6,6 +6,34 @@ import keras
 import tensorflow as tf
 
 from keras_ccp.arguments import check_int
+
+_RETRIEVAL = (
+    "labels are not what embeddings predict. model.evaluate(images, labels) and "
+    "CCPCallback report P@1, P@R and MAP@R"
+)
+_REFUSED = {
+    "loss_weights": "there is one loss, over pairs",
+    "metrics": _RETRIEVAL,
+    "weighted_metrics": _RETRIEVAL,
+}
+
+
+def refuse_compile_arguments(arguments: dict[str, Any]) -> None:
+    """Raises if `compile` is given what a loss over pairs has no use for.
+
+    Args:
+        arguments: further arguments of `keras.Model.compile`, by name.
+
+    Raises:
+        ValueError: if one of them is among these.
+    """
+    for argument, reason in _REFUSED.items():
+        value = arguments.get(argument)
+        if value is not None and value != []:
+            raise ValueError(
+                f"`{argument}` is not supported, leave it out: {reason}. "
+                f"Received: {argument}={value!r}"
+            )
 
 
 def check_steps(x: Any, steps_per_epoch: int | None) -> None:

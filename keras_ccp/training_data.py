@@ -10,15 +10,16 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from keras_ccp.arguments import check_finite, refuse_sample_weight
+from keras_ccp.arguments import refuse_sample_weight
 from keras_ccp.datasets import check_labels
+from keras_ccp.image_checks import ImageSpec, check_images
 
 # Around the messages that have to pass through TensorFlow.
 _MARK = "<keras_ccp>"
 
 
 def checked_training_data(
-    x: Any, y: Any, num_classes: int | None, input_shape: tuple | None = None
+    x: Any, y: Any, num_classes: int | None, spec: ImageSpec
 ) -> tuple[Any, Any]:
     """Returns training data whose labels are known to fit, or raises.
 
@@ -31,16 +32,15 @@ def checked_training_data(
             `tf.data.Dataset`, a generator or a `keras.utils.PyDataset`.
         y: `(n,)` or `(n, 1)` integer labels, or `None` when `x` brings them.
         num_classes: int, labels must lie below it, or `None` for no upper bound.
-        input_shape: `(height, width, channels)` each image must fit, `None` where
-            free, or `None` for no check.
+        spec: what each image must fit.
 
     Returns:
         `(x, y)`, ready for `keras.Model.fit`.
 
     Raises:
         TypeError: if labels are missing or are not integers.
-        ValueError: if a label is negative or too large, sample weights are given,
-            or a source has no batch.
+        ValueError: if a label is negative or too large, images are of another shape
+            or range, sample weights are given, or a source has no batch.
     """
     is_stream = isinstance(
         x, (tf.data.Dataset, types.GeneratorType, keras.utils.PyDataset)
@@ -51,7 +51,7 @@ def checked_training_data(
                 "`y` must be left out where `x` brings the labels. Received: "
                 f"type(x)={type(x).__name__}, type(y)={type(y).__name__}"
             )
-        _check_images(x, input_shape)
+        check_images("x", x, spec)
         y = _checked_labels(y, num_classes)
         if len(x) != len(y):
             raise ValueError(
@@ -60,15 +60,15 @@ def checked_training_data(
             )
         return x, y
     if isinstance(x, tf.data.Dataset):
-        _check_batch(next(iter(x.take(1)), None), num_classes, input_shape)
+        _check_batch(next(iter(x.take(1)), None), num_classes, spec)
         return x.map(lambda *batch: _graph_checked(batch, num_classes)), None
     if isinstance(x, types.GeneratorType):
         first = next(x, None)
-        _check_batch(first, num_classes, input_shape)
-        return _checked_generator(first, x, num_classes, input_shape), None
+        _check_batch(first, num_classes, spec)
+        return _checked_generator(first, x, num_classes, spec), None
     if isinstance(x, keras.utils.PyDataset):
-        _check_batch(x[0] if x.num_batches != 0 else None, num_classes, input_shape)
-        return _CheckedPyDataset(x, num_classes, input_shape), None
+        _check_batch(x[0] if x.num_batches != 0 else None, num_classes, spec)
+        return _CheckedPyDataset(x, num_classes, spec), None
     raise TypeError(
         "`y` must be given with `x` unless `x` is a tf.data.Dataset, a generator or "
         "a PyDataset of (images, labels); balanced_batches makes one of a Dataset. "
@@ -103,47 +103,7 @@ def _checked_labels(labels: Any, num_classes: int | None) -> np.ndarray:
     return labels
 
 
-def _check_images(images: Any, input_shape: tuple | None) -> None:
-    # A list of images of different sizes has no shape, an array of them no number.
-    shape = getattr(images, "shape", None)
-    if shape is None or str(getattr(images, "dtype", "")) == "object":
-        raise TypeError(
-            "`x` must be one array of images of the same size; resize them first. "
-            f"Received: type(x)={type(images).__name__}"
-        )
-    check_image_shape("x", tuple(shape)[1:], input_shape)
-    if isinstance(images, np.ndarray):
-        check_finite("x", images)
-
-
-def check_image_shape(name: str, shape: tuple, input_shape: tuple | None) -> None:
-    """Raises if images do not fit the embedder.
-
-    Args:
-        name: Name of the argument.
-        shape: shape of one image, `None` where unknown.
-        input_shape: shape of the embedder's input, `None` where free, or `None` for
-            no check.
-
-    Raises:
-        ValueError: if they differ.
-    """
-    if input_shape is None:
-        return
-    fits = len(shape) == len(input_shape) and all(
-        None in (expected, given) or expected == given
-        for expected, given in zip(input_shape, shape, strict=True)
-    )
-    if not fits:
-        raise ValueError(
-            f"`{name}` must hold images of shape {tuple(input_shape)}, the embedder's "
-            f"input. Received: images of shape {tuple(shape)}"
-        )
-
-
-def _check_batch(
-    batch: Any, num_classes: int | None, input_shape: tuple | None
-) -> None:
+def _check_batch(batch: Any, num_classes: int | None, spec: ImageSpec) -> None:
     if batch is None:
         raise ValueError(
             "`x` must give at least one batch of (images, labels). Received: no batch"
@@ -162,7 +122,7 @@ def _check_batch(
             "`x` must give batches; call .batch(...) on it. "
             "Received: single (image, label) elements"
         )
-    _check_images(images, input_shape)
+    check_images("x", images, spec)
     _checked_labels(labels, num_classes)
 
 
@@ -181,33 +141,33 @@ def _graph_checked(batch: tuple, num_classes: int | None) -> tuple:
     return (images, labels, *rest)
 
 
-def _marked_check(batch: Any, num_classes: int | None, input_shape: tuple) -> None:
+def _marked_check(batch: Any, num_classes: int | None, spec: ImageSpec) -> None:
     # TensorFlow reads these sources in a function of its own, and wraps the error.
     try:
-        _check_batch(batch, num_classes, input_shape)
+        _check_batch(batch, num_classes, spec)
     except (TypeError, ValueError) as error:
         raise ValueError(f"{_MARK}{error}{_MARK}") from error
 
 
 def _checked_generator(
-    first: Any, rest: Any, num_classes: int | None, input_shape: tuple | None
+    first: Any, rest: Any, num_classes: int | None, spec: ImageSpec
 ) -> Any:
     for batch in itertools.chain([first], rest):
-        _marked_check(batch, num_classes, input_shape)
+        _marked_check(batch, num_classes, spec)
         yield batch
 
 
 class _CheckedPyDataset(keras.utils.PyDataset):
     """Another PyDataset, each batch of which is checked."""
 
-    def __init__(self, dataset, num_classes, input_shape):
+    def __init__(self, dataset, num_classes, spec):
         super().__init__(
             workers=dataset.workers,
             use_multiprocessing=dataset.use_multiprocessing,
             max_queue_size=dataset.max_queue_size,
         )
         self._dataset = dataset
-        self._limits = num_classes, input_shape
+        self._limits = num_classes, spec
 
     @property
     def num_batches(self):

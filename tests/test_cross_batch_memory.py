@@ -442,3 +442,9 @@ def test_survives_serialisation():
         loss.build(3)
     memory = EmbeddingMemory(7, 3)
     assert EmbeddingMemory.from_config(memory.get_config()).embeddings.shape == (7, 3)
+
+
+def test_a_memory_in_a_memory_is_refused():
+    inner = CrossBatchMemory("contrastive", 8)
+    with pytest.raises(ValueError, match="`loss` must be a loss without a memory"):
+        CrossBatchMemory(inner, 16)

@@ -116,3 +116,8 @@ def test_verify_ends():
     assert verify(dataset) is dataset
     with pytest.raises(ValueError, match='"raise" or "skip". Received: on_error=None'):
         verify(dataset, on_error=None)
+
+
+def test_a_list_of_paths_is_no_dataset():
+    with pytest.raises(TypeError, match="`dataset` must be a `keras_ccp.datasets.Da"):
+        datasets.verify(["a.png"])

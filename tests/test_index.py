@@ -340,3 +340,26 @@ def test_fingerprint_tells_models_apart(tmp_path):
     assert fingerprint(model) != before
     with pytest.raises(TypeError, match="`model` must be"):
         fingerprint("model")
+
+
+# ==== Arguments of the wrong kind ====
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"labels": [None] * 6}, "`labels` must be all strings .* Received: None"),
+        ({"ids": [*range(5), None]}, "`ids` must be all strings .* Received: None"),
+        ({"fingerprint": keras.Sequential()}, r"keras_ccp.index.fingerprint\(model\)"),
+        ({"metadata": "photos"}, "`metadata` must be a dict .* metadata='photos'"),
+        ({"metadata": {"when": object()}}, "`metadata` must be a dict .* JSON"),
+    ],
+)
+def test_build_names_the_argument(arguments, message):
+    with pytest.raises(TypeError, match=message):
+        build(**arguments)
+
+
+def test_search_refuses_a_model_as_its_fingerprint():
+    with pytest.raises(TypeError, match="`fingerprint` must be a string"):
+        build().search(vectors(1), 1, fingerprint=keras.Sequential())

@@ -178,3 +178,147 @@ def test_get(name):
     assert loss.get_config() == type(loss)().get_config()
     with pytest.raises(ValueError, match=f'"{name}"'):
         losses.get("unknown")
+
+
+# --- Shapes, reductions and functions ---
+
+X = np.zeros((6, 4), "float32")
+SIX = np.arange(6) % 3
+
+
+@pytest.mark.parametrize("name", [*ALL, "memory", "function"])
+@pytest.mark.parametrize(
+    "labels, embeddings, error, message",
+    [
+        (np.eye(6, 5), X, ValueError, "one-hot rows .* labels of shape [(]6, 5"),
+        ([0, 1, 2], X, ValueError, "one label for each row .* shape [(]3,[)], em"),
+        (["a"] * 6, X, TypeError, "`labels` must be whole numbers; number strings"),
+        (tf.constant(["a"] * 6), X, TypeError, "`labels` must be whole numbers"),
+        (SIX, X[:, 0], ValueError, "`embeddings` must have shape [(]n, dim[)]"),
+        (3, X, ValueError, "Received: labels of shape [(][)]"),
+    ],
+)
+def test_what_does_not_fit_a_bare_loss_is_said(
+    name, labels, embeddings, error, message
+):
+    with pytest.raises(error, match=message):
+        any_loss(name)(labels, embeddings)
+
+
+def rows_of_zeros(
+    labels, embeddings, reference_labels, reference_embeddings, exclude_self=False
+):
+    return tf.reduce_sum(embeddings, axis=1)
+
+
+def any_loss(name):
+    if name == "memory":
+        return losses.CrossBatchMemory("contrastive", 12)
+    return losses.get(rows_of_zeros if name == "function" else name)
+
+
+@pytest.mark.parametrize("name", [*ALL, "memory", "function"])
+@pytest.mark.parametrize(
+    "references, message",
+    [
+        (([0, 1], X[:2, :3]), "`reference_embeddings` must be as wide as `embeddings`"),
+        (([0, 1, 2], X[:2]), "`reference_labels` must hold one label for each row"),
+        ((np.eye(2, 3), X[:2]), "`reference_labels` must have shape (n,) or (n, 1)"),
+        (([0, 1], X), "`reference_labels` must hold one label for each row"),
+    ],
+)
+def test_references_that_do_not_fit_are_named(name, references, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        any_loss(name).pairs(SIX, X, *references)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_one_hot_labels_in_any_keras_model(name):
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3)])
+    model.compile("sgd", losses.get(name))
+    with pytest.raises(ValueError, match="turn one-hot rows into numbers"):
+        model.fit(X, np.eye(6, 5), verbose=0)
+
+
+def test_shapes_that_are_known_in_the_graph_only_pass():
+    spec = [tf.TensorSpec(None, "int32"), tf.TensorSpec(None, "float32")]
+    pairs = losses.TripletLoss().pairs
+    traced = tf.function(pairs, input_signature=[*spec, *spec])
+    rows = traced(SIX.astype("int32"), X, np.zeros(1, "int32"), X[:1])
+    np.testing.assert_allclose(rows, pairs(SIX, X, [0], X[:1]))
+
+
+@pytest.mark.parametrize("reduction", ["sum", "none", None])
+def test_another_reduction_than_the_mean_is_refused(reduction):
+    loss = losses.TripletLoss(reduction=reduction)
+    message = f"`reduction` must be .* Received: reduction={reduction!r} of TripletLoss"
+    with pytest.raises(ValueError, match=message):
+        losses.check_rows(loss, 4)
+    with pytest.raises(ValueError, match=message):
+        losses.CrossBatchMemory(loss, 8)
+    with pytest.raises(ValueError, match=f"reduction={reduction!r}"):
+        losses.check_rows(losses.get(OfAnotherLibrary(reduction)), 4)
+    for name in ("sum_over_batch_size", "mean"):
+        losses.check_rows(losses.TripletLoss(reduction=name), 4)
+
+
+class OfAnotherLibrary:
+    name = "other"
+
+    def __init__(self, reduction):
+        self.reduction = reduction
+
+    def pairs(self, *arguments, exclude_self=False):
+        return rows_of_zeros(*arguments)
+
+
+class WithoutExclusion(losses.PairLoss):
+    def pairs(self, labels, embeddings, reference_labels, reference_embeddings):
+        return rows_of_zeros(labels, embeddings, reference_labels, reference_embeddings)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: losses.get(lambda y_true, y_pred: y_pred),
+        lambda: losses.get(lambda a, b, c, d: b),
+        lambda: losses.FunctionLoss(lambda: None),
+        lambda: losses.check_rows(WithoutExclusion(), 4),
+    ],
+)
+def test_a_function_of_other_arguments_is_refused(make):
+    with pytest.raises(TypeError, match="must take the arguments of PairLoss.pairs"):
+        make()
+
+
+@pytest.mark.parametrize(
+    "result, received",
+    [
+        (lambda x, r: None, "None"),
+        (lambda x, r: (x, r), "[(]<tf.Tensor"),
+        (lambda x, r: tf.reduce_sum(r, 1), "shape [(]3,[)]"),  # a value a reference
+        (lambda x, r: tf.reduce_sum(x), "shape [(][)]"),
+    ],
+)
+def test_a_function_of_another_result_is_refused(result, received):
+    def function(labels, x, reference_labels, r, exclude_self=False):
+        return result(x, r)
+
+    with pytest.raises(ValueError, match=f"one value an anchor.*Received: {received}"):
+        losses.check_rows(losses.get(function), 4)
+
+
+def test_saving_a_function_says_what_loading_wants():
+    registered = keras.saving.register_keras_serializable("tests")(rows_of_zeros)
+    losses.FunctionLoss(registered).get_config()  # no warning, which is an error here
+
+    def mine(labels, embeddings, *references, exclude_self=False):
+        return rows_of_zeros(labels, embeddings, *references)
+
+    for loss in (losses.FunctionLoss(mine), losses.CrossBatchMemory(mine, 8)):
+        with pytest.warns(
+            UserWarning, match="'mine' is not registered.*custom_objects"
+        ):
+            written = keras.saving.serialize_keras_object(loss)
+        with keras.saving.custom_object_scope({"mine": mine}):
+            keras.saving.deserialize_keras_object(written).get_config()

@@ -16,7 +16,7 @@ from keras_ccp.index import RetrievalIndex
 from keras_ccp.pipeline import decode_center_crop
 from keras_ccp.search_commands import Neighbour, Searcher, SearchResult
 from keras_ccp.search_commands.commands import run_embedder
-from keras_ccp.search_commands.image_files import find_images
+from keras_ccp.search_commands.image_files import embed_files, find_images
 
 SIZE = 16
 # A name that markup, HTML and a URL would each take for something else.
@@ -146,23 +146,20 @@ def test_index_refuses(place, tmp_path):
     assert not (tmp_path / "out" / "checkpoint-00000000.bin").exists()
 
 
-@pytest.mark.parametrize(
-    ("data", "expected"),
-    [
-        ("name: emoji", {"short_side": SIZE}),  # as they are: nothing is cut off
-        (
-            f"name: folder\n  size: {SIZE}\n  short_side: 25",
-            {"size": SIZE, "short_side": 25},
-        ),
-        (f"name: folder\n  size: {SIZE}", {"size": SIZE, "short_side": None}),
-    ],
-)
-def test_run_says_how_images_are_prepared(place, tmp_path, data, expected):
+def test_run_says_how_images_are_prepared(place, tmp_path):
     shutil.copytree(place[0] / "index" / "embedder", tmp_path / "embedder")
     assert run_embedder(tmp_path / "embedder")[1] == {"size": SIZE, "short_side": 18}
-    text = f"method: C2\nloss:\n  name: contrastive\ndata:\n  {data}\n"
-    (tmp_path / "config.yaml").write_text(text)
-    assert run_embedder(tmp_path)[1] == expected
+    (tmp_path / "config.yaml").write_text("method: C2\n")
+    assert run_embedder(tmp_path)[1] == {"size": SIZE, "short_side": 18}
+
+
+def test_run_of_an_earlier_version_says_what_to_do(tmp_path):
+    (tmp_path / "config.yaml").write_text("method: C2\n")
+    with pytest.raises(FileNotFoundError, match="go on with `keras-ccp train"):
+        run_embedder(tmp_path)
+    network().export(tmp_path / "embedder", verbose=False)
+    with pytest.raises(FileNotFoundError, match="keras-ccp evaluate .* --data ROOT"):
+        run_embedder(tmp_path)
 
 
 def test_images_are_found_once_and_in_order(place):
@@ -304,3 +301,19 @@ def test_page_holds_its_images(place, searcher, tmp_path):
     assert len(page.sources) == 3  # the fourth is gone
     assert "not found" in page.text and ODD in page.text
     assert all(s.startswith("data:image/jpeg;base64,") for s in page.sources)
+
+
+def test_nothing_but_broken_images_is_an_error_that_lists_them(place, tmp_path):
+    broken = [tmp_path / "1.png", tmp_path / "2.jpg"]
+    for file in broken:
+        file.write_bytes(b"hello")
+    listed = f"2 that cannot:\n{broken[0]}: .*\n{broken[1]}: "
+    for command in (
+        lambda: Searcher(place[0] / "index").search(broken, progress=False),
+        lambda: embed_files(None, broken, SIZE, SIZE, progress=False),
+    ):
+        with pytest.raises(ValueError, match=listed):
+            command()
+    missing = [tmp_path / f"{number}.gif" for number in range(25)]
+    with pytest.raises(ValueError, match="25 that cannot:.*\n.*(?s:.*)\nand 5 more"):
+        Searcher(place[0] / "index").search(missing, progress=False)

@@ -13,6 +13,7 @@ import pytest
 import tensorflow as tf
 
 from keras_ccp import CCPModel, retrieval, serving
+from keras_ccp.datasets import Dataset
 from keras_ccp.index import RetrievalIndex, fingerprint
 from keras_ccp.pipeline import decode_center_crop
 from keras_ccp.serving.search_in_graph import SearchInGraph
@@ -334,3 +335,59 @@ def test_check_model_refuses_other_folders(tmp_path):
     with pytest.raises(FileNotFoundError, match="export_serving"):
         serving.check_model(tmp_path)
     assert serving.read_preparation(tmp_path) == {}
+
+
+# ==== Embedders of runs ====
+
+
+def embedder_of(*shape):
+    return keras.Sequential(
+        [
+            keras.Input(shape, dtype="uint8"),
+            keras.layers.Rescaling(1 / 255),
+            keras.layers.Flatten(),
+            keras.layers.Dense(3),
+        ]
+    )
+
+
+@pytest.mark.parametrize(
+    ("dataset", "preparation"),
+    [
+        # Arrays are embedded as they are: nothing is cut off.
+        (
+            Dataset(np.zeros((2, 16, 16, 3), np.uint8), [0, 1]),
+            {"size": 16, "short_side": 16},
+        ),
+        (
+            Dataset([b"1", b"2"], [0, 1]).with_size(16, 25),
+            {"size": 16, "short_side": 25},
+        ),
+    ],
+)
+def test_a_trained_embedder_prepares_as_its_data(tmp_path, dataset, preparation):
+    embedder = embedder_of(16, 16, 3)
+    path = serving.export_trained(embedder, tmp_path / "embedder", dataset)
+    assert serving.read_preparation(path) == preparation
+    about = serving.check_model(path)
+    assert about["embedding_dim"] == 3 and about["difference"] < 1e-6
+    assert about["fingerprint"] == fingerprint(embedder)
+
+
+@pytest.mark.parametrize("shape", [(8, 8, 1), (6, 8, 3)])
+def test_a_trained_embedder_of_other_images_is_checked_too(tmp_path, shape):
+    images = np.random.default_rng(0).integers(0, 256, (2, *shape)).astype("uint8")
+    embedder = embedder_of(*shape)
+    path = serving.export_trained(embedder, tmp_path / "e", Dataset(images, [0, 1]))
+    loaded = tf.saved_model.load(path)
+    np.testing.assert_allclose(loaded.serve(images), embedder(images), atol=1e-6)
+    assert serving.read_preparation(path) == {}
+    about = serving.check_model(path)
+    assert about["difference"] < 1e-6 and about["num_rows"] == 0
+    # Again, in the place of the other; then a weight changes.
+    serving.export_trained(embedder_of(*shape), path, Dataset(images, [0, 1]))
+    assert serving.check_model(path)["fingerprint"] != about["fingerprint"]
+    (weights,) = (path / "variables").glob("variables.data*")
+    weights.write_bytes(weights.read_bytes()[::-1])
+    with pytest.raises(ValueError, match="is changed"):
+        serving.check_model(path)

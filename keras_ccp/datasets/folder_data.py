@@ -43,8 +43,9 @@ def image_folder(root: str | os.PathLike) -> Dataset:
         if not images:
             raise ValueError(
                 f"{entry.path} must hold images ({', '.join(_ENDINGS)}), which make a "
-                "class: remove the folder, or give the folder that holds the class "
-                f"folders as `root`. Received: {len(files)} other files or folders"
+                "class: keep other folders elsewhere, or give the folder that holds "
+                "the class folders as `root`. "
+                f"Received: {len(files)} other files or folders"
             )
         others += len(files) - len(images)
         paths += images

@@ -1,6 +1,8 @@
 """A NumPy archive of images, as arrays or as encoded files, and labels."""
 
 import os
+import struct
+import tokenize
 import zipfile
 import zlib
 from pathlib import Path
@@ -9,6 +11,23 @@ import numpy as np
 
 from keras_ccp.datasets.dataset import Dataset
 from keras_ccp.datasets.labels import map_labels
+
+# What reading a damaged file raises.
+_DAMAGE = (
+    EOFError,
+    KeyError,
+    NotImplementedError,
+    OSError,
+    OverflowError,
+    RuntimeError,
+    SyntaxError,
+    TypeError,
+    ValueError,
+    struct.error,
+    tokenize.TokenError,
+    zipfile.BadZipFile,
+    zlib.error,
+)
 
 
 def npz(path: str | os.PathLike) -> Dataset:
@@ -64,8 +83,12 @@ def _read(path: Path) -> dict[str, np.ndarray]:
             arrays = np.load(file, allow_pickle=False)
             if not isinstance(arrays, np.lib.npyio.NpzFile):
                 raise ValueError("a single array")
-            return {name: arrays[name] for name in wanted if name in arrays}
-    except (ValueError, OSError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+            found = {name: arrays[name] for name in wanted if name in arrays}
+            for name, values in found.items():
+                if not isinstance(values, np.ndarray):  # of another file, as bytes
+                    raise ValueError(f"{name} is not an array")
+            return found
+    except _DAMAGE as error:
         raise ValueError(
             f"{path} must be an .npz file of plain arrays, without Python objects; "
             f"store names as strings. Received: {error}"

@@ -33,7 +33,13 @@ def verify(dataset: Dataset, on_error: str = "raise") -> Dataset:
     Raises:
         ValueError: If images fail and `on_error` is "raise", a class would lose all of
             its images, or `on_error` is something else.
+        TypeError: If `dataset` is no `Dataset`.
     """
+    if not isinstance(dataset, Dataset):
+        raise TypeError(
+            "`dataset` must be a `keras_ccp.datasets.Dataset`; make one of paths by "
+            f"`Dataset(paths, labels)`. Received: dataset of type {type(dataset)}"
+        )
     if on_error not in ("raise", "skip"):
         raise ValueError(
             f'`on_error` must be "raise" or "skip". Received: on_error={on_error!r}'
@@ -75,7 +81,7 @@ def _failures(images: np.ndarray) -> dict[int, str]:
 
     def check(start: int) -> dict[int, str]:
         chunk = enumerate(images[start : start + _CHUNK], start)
-        reasons = {row: _reason(image) for row, image in chunk}
+        reasons = {row: decoding_error(image) for row, image in chunk}
         return {row: reason for row, reason in reasons.items() if reason}
 
     failures = {}
@@ -86,8 +92,15 @@ def _failures(images: np.ndarray) -> dict[int, str]:
     return failures
 
 
-def _reason(image: str | bytes) -> str | None:
-    """Why an image cannot be decoded, or None."""
+def decoding_error(image: str | bytes) -> str | None:
+    """Says why an image cannot be decoded.
+
+    Args:
+        image: path or contents of an image file.
+
+    Returns:
+        str, or `None` where it can be decoded.
+    """
     try:
         contents = Path(image).read_bytes() if isinstance(image, str) else image
         with tf.device("CPU:0"):

@@ -4,8 +4,10 @@ import dataclasses
 import os
 from pathlib import Path
 
+import numpy as np
+
 from keras_ccp import datasets
-from keras_ccp.config import DataConfig
+from keras_ccp.config import Config, DataConfig
 from keras_ccp.datasets import Dataset
 
 
@@ -38,8 +40,9 @@ def load_splits(config: DataConfig, root: str | os.PathLike) -> Splits:
         FileNotFoundError: If data are missing; the message says where to get them.
         ValueError: If they are not what the configuration says.
     """
-    parts = _load(config, Path(root))
+    parts = _load_at(config, Path(root))
     if isinstance(parts, Dataset):
+        _check_train_classes(config, parts)
         parts = parts.split_classes(config.train_classes, config.split_seed)
     return Splits(*(_prepare(part, config) for part in parts))
 
@@ -70,6 +73,58 @@ def fold_splits(config: DataConfig, training: Dataset) -> list[tuple[Dataset, Da
     ]
 
 
+def check_classes(config: Config, training: Dataset) -> None:
+    """Refuses training classes that are too few for the folds or for a batch.
+
+    Args:
+        config: the experiment.
+        training: images of the training classes.
+
+    Raises:
+        ValueError: If they are; the message names the keys of the configuration.
+    """
+    count = training.num_classes
+    least = config.data.folds if config.data.split == "mlrc" else 2
+    if count < least:
+        raise ValueError(
+            f"`data.split: {config.data.split}` needs at least {least} training "
+            "classes; give more, or change `data.folds`, `data.train_classes` or "
+            f"`data.split`. Received: {count} training classes"
+        )
+    per_class = config.training.samples_per_class
+    wanted = config.training.batch_size // per_class
+    for number, (fold, validation) in enumerate(fold_splits(config.data, training)):
+        if fold.num_classes < wanted:
+            raise ValueError(
+                f"`training.batch_size` {config.training.batch_size} with "
+                f"`training.samples_per_class` {per_class} takes images of {wanted} "
+                f"classes, but model {number} of `data.split: {config.data.split}` "
+                f"trains on {fold.num_classes} of the {count} training classes: "
+                "lower `training.batch_size` to "
+                f"{fold.num_classes * per_class} or less, or raise "
+                "`training.samples_per_class`"
+            )
+        if np.max(validation.class_sizes) < 2:
+            raise ValueError(
+                "each model needs validation classes of two images or more, by which "
+                f"it is chosen: add images, or leave such classes out. Received: model "
+                f"{number} validates on {len(validation)} images, each of its own class"
+            )
+
+
+def _load_at(config: DataConfig, root: Path) -> Dataset | tuple[Dataset, ...]:
+    place = (
+        f"`data.name: {config.name}` cannot be loaded from {root.absolute()}; if the "
+        "data are elsewhere, say where by `--data ROOT`. "
+    )
+    try:
+        return _load(config, root)
+    except FileNotFoundError as error:
+        raise FileNotFoundError(f"{place}{error}") from error
+    except ValueError as error:
+        raise ValueError(f"{place}{error}") from error
+
+
 def _load(config: DataConfig, root: Path) -> Dataset | tuple[Dataset, ...]:
     if config.name == "emoji":
         return datasets.emoji()
@@ -89,6 +144,17 @@ def _load(config: DataConfig, root: Path) -> Dataset | tuple[Dataset, ...]:
         "sop": datasets.sop,
     }
     return published[config.name](root, check_counts=config.check_counts)
+
+
+def _check_train_classes(config: DataConfig, dataset: Dataset) -> None:
+    share, count = config.train_classes, dataset.num_classes
+    num_training = share if isinstance(share, int) else round(share * count)
+    if not 0 < num_training < count:
+        raise ValueError(
+            "`data.train_classes` must leave classes to train and others to test: a "
+            f"share, or a number below that of all. Received: {share} of the {count} "
+            "classes of the data"
+        )
 
 
 def _prepare(dataset: Dataset, config: DataConfig) -> Dataset:

@@ -1,5 +1,6 @@
 """The rows of an index: embeddings, ids and labels, checked, and as plain arrays."""
 
+import json
 import numbers
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -130,6 +131,43 @@ def check_queries(queries: Any, dim: int) -> np.ndarray:
     return queries
 
 
+def check_fingerprint(fingerprint: Any) -> None:
+    """Refuses what is not the fingerprint of an embedder.
+
+    Args:
+        fingerprint: str, or `None` where it is not known.
+
+    Raises:
+        TypeError: If it is neither.
+    """
+    if fingerprint is not None and not isinstance(fingerprint, str):
+        raise TypeError(
+            "`fingerprint` must be a string: that of a model is "
+            f"keras_ccp.index.fingerprint(model). Received: fingerprint={fingerprint!r}"
+        )
+
+
+def checked_metadata(metadata: Any) -> dict[str, Any]:
+    """Returns metadata as they come back from a file.
+
+    Args:
+        metadata: values that JSON can hold, by name, or `None` for none.
+
+    Raises:
+        TypeError: If JSON cannot hold them, or they are not a dict.
+    """
+    try:
+        kept = json.loads(json.dumps({} if metadata is None else metadata))
+    except (TypeError, ValueError):
+        kept = None
+    if not isinstance(kept, dict):
+        raise TypeError(
+            "`metadata` must be a dict of strings, numbers, lists and dicts, which "
+            f"JSON can hold. Received: metadata={metadata!r:.200}"
+        )
+    return kept
+
+
 def _column(name: str, values: Any, length: int) -> np.ndarray:
     """`(length,)` int64, or objects that are str."""
     if isinstance(values, (str, bytes)) or np.ndim(values) != 1:
@@ -147,11 +185,11 @@ def _column(name: str, values: Any, length: int) -> np.ndarray:
         column = np.empty(length, object)
         column[:] = values
         return column
-    wrong = next((v for v in values if not _is_int(v)), None)
-    if wrong is not None:
+    wrong = [value for value in values if not _is_int(value)]
+    if wrong:
         raise TypeError(
             f"`{name}` must be all strings or all integers of 64 bits. "
-            f"Received: {wrong!r} of type {type(wrong).__name__} among them"
+            f"Received: {wrong[0]!r} of type {type(wrong[0]).__name__} among them"
         )
     return np.array(values, np.int64)
 

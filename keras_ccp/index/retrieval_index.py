@@ -10,7 +10,13 @@ import numpy as np
 from keras_ccp import retrieval
 from keras_ccp.arguments import check_int
 from keras_ccp.checkpoint import load_latest, save_checkpoint
-from keras_ccp.index.entries import Entries, check_queries, make_entries
+from keras_ccp.index.entries import (
+    Entries,
+    check_fingerprint,
+    check_queries,
+    checked_metadata,
+    make_entries,
+)
 from keras_ccp.index.scann_backend import (
     ScannSearcher,
     Tuning,
@@ -106,17 +112,16 @@ class RetrievalIndex:
         Raises:
             ValueError: For a wrong shape or length, no rows, values that are not
                 finite, an id that occurs twice, or an unknown backend.
-            TypeError: For embeddings that are no numbers, ids or labels that are
-                neither all strings nor all integers, or metadata that JSON cannot hold.
+            TypeError: For an argument of another type.
         """
         if backend not in _BACKENDS:
             raise ValueError(
                 f'`backend` must be "exact" or "scann". Received: backend={backend!r}'
             )
-        metadata = json.loads(json.dumps(metadata or {}))
-        return cls(
-            make_entries(embeddings, ids, labels), backend, fingerprint, metadata
-        )
+        check_fingerprint(fingerprint)
+        metadata = checked_metadata(metadata)
+        entries = make_entries(embeddings, ids, labels)
+        return cls(entries, backend, fingerprint, metadata)
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -169,8 +174,9 @@ class RetrievalIndex:
         Raises:
             ValueError: For a wrong shape, values that are not finite, `k` out of range,
                 or queries of another embedder.
-            TypeError: For queries that are no numbers or a `k` that is no integer.
+            TypeError: For queries, a `k` or a fingerprint of another type.
         """
+        check_fingerprint(fingerprint)
         if fingerprint and self.fingerprint and fingerprint != self.fingerprint:
             raise ValueError(
                 "`queries` must come from the embedder of the index; embed the images "

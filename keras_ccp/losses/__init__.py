@@ -51,8 +51,8 @@ def get(loss: PairLoss | Callable[..., tf.Tensor] | str, **arguments: Any) -> Pa
         A `PairLoss`.
 
     Raises:
-        TypeError: If `loss` is none of these, or is a class, or arguments are given
-            that it does not have.
+        TypeError: If `loss` is none of these, is a class or a function of other
+            arguments, or arguments are given that it does not have.
         ValueError: If no loss has that name.
     """
     if isinstance(loss, type):
@@ -68,7 +68,12 @@ def get(loss: PairLoss | Callable[..., tf.Tensor] | str, **arguments: Any) -> Pa
     if isinstance(loss, PairLoss):
         return loss
     if callable(getattr(loss, "pairs", None)):
-        return FunctionLoss(loss.pairs, name=getattr(loss, "name", None))
+        given = {
+            name: getattr(loss, name)
+            for name in ("name", "reduction")
+            if hasattr(loss, name)
+        }
+        return FunctionLoss(loss.pairs, **given)
     if callable(loss) and not isinstance(loss, keras.losses.Loss):
         return FunctionLoss(loss)
     names = ", ".join(f'"{name}"' for name in _BY_NAME)

@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from keras_ccp.arguments import check_int
 from keras_ccp.distribute import gather_batch, gather_rows
-from keras_ccp.losses.pair_loss import PairLoss
+from keras_ccp.losses.pair_loss import PairLoss, check_mean
 
 _TOO_SMALL = (
     "`size` counts embeddings and must be at least the batch size, over all replicas. "
@@ -136,8 +136,8 @@ class CrossBatchMemory(PairLoss):
 
     Raises:
         TypeError: If `loss` is no pair loss or a number is not an integer.
-        ValueError: If `loss` is no name of a loss, `size` is below 1 or `start_step`
-            is negative.
+        ValueError: If `loss` is no name of a loss, is a memory itself or has another
+            reduction than the mean, `size` is below 1 or `start_step` is negative.
     """
 
     def __init__(
@@ -154,6 +154,13 @@ class CrossBatchMemory(PairLoss):
         check_int("size", size, minimum=1)
         check_int("start_step", start_step, minimum=0)
         self.loss = get(loss)
+        if isinstance(self.loss, CrossBatchMemory):
+            raise ValueError(
+                "`loss` must be a loss without a memory: the inner one would take in "
+                "the batches of the outer one again. Give the one memory the larger "
+                f"size. Received: loss={loss!r}"
+            )
+        check_mean(self.loss)  # its own is the one that Keras looks at
         self.size = int(size)
         self.start_step = int(start_step)
         self.memory = None

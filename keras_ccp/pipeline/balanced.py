@@ -162,8 +162,9 @@ def _decoded(
     def label(images: tf.Tensor, rows: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         rows = tf.ensure_shape(rows, [size])
         images = tf.ensure_shape(images, [size, *images.shape[1:]])
-        return images, gather(dataset.labels, rows)
+        return images, tf.gather(labels, rows)
 
+    labels = tf.constant(dataset.labels)  # small, and without a call of Python
     decoded = encoded_batches(batches, dataset.images, decode, size, cache)
     return decoded.map(label)
 

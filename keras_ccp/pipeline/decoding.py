@@ -64,11 +64,7 @@ def decode_crop(
     crop = tf.cond(
         is_plain_jpeg(encoded),
         lambda: _plain_jpeg_crop(encoded, choose_box, short_side),
-        lambda: tf.cond(
-            tf.io.is_jpeg(encoded),
-            lambda: _turned_jpeg_crop(encoded, choose_box, short_side),
-            lambda: _crop(_decode_other(encoded), choose_box),
-        ),
+        _apart(lambda: _other_crop(encoded, choose_box, short_side)),
     )
     return tf.ensure_shape(crop, (None, None, 3))
 
@@ -107,6 +103,19 @@ def decode_center_crop(encoded: tf.Tensor, size: int, short_side: int) -> tf.Ten
     return as_uint8(tf.ensure_shape(pixels[0], (size, size, 3)))
 
 
+def _apart(branch: Callable[[], tf.Tensor]) -> Callable[[], tf.Tensor]:
+    """A branch that costs one operation where it is not taken.
+
+    TensorFlow puts the operations of both branches into one graph, and passes by each
+    of those that are not taken: hundreds, for files of every kind.
+    """
+    if not tf.inside_function():
+        return branch
+    return tf.function(
+        branch, autograph=False, experimental_attributes={"_noinline": True}
+    )
+
+
 def as_uint8(pixels: tf.Tensor) -> tf.Tensor:
     """Rounds pixels that are 0 to 255 but for rounding errors.
 
@@ -131,6 +140,16 @@ def _plain_jpeg_crop(
     # Apart from the turned ones: an operation costs about 1 us, a branch several.
     shape, power = _decoded_size(encoded, short_side)
     return _decode_box(encoded, choose_box(shape), power)
+
+
+def _other_crop(
+    encoded: tf.Tensor, choose_box: ChooseBox, short_side: int
+) -> tf.Tensor:
+    return tf.cond(
+        tf.io.is_jpeg(encoded),
+        lambda: _turned_jpeg_crop(encoded, choose_box, short_side),
+        lambda: _crop(_decode_other(encoded), choose_box),
+    )
 
 
 def _turned_jpeg_crop(

@@ -71,7 +71,7 @@ def encoded_batches(
         .ignore_errors()
         .batch(batch_size + 1, **in_order)
         .enumerate()
-        .map(_without_mark(batch_size))
+        .map(_without_mark(batch_size), **in_order)
     )
 
 

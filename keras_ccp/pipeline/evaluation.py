@@ -65,6 +65,27 @@ class EvaluationData:
         shape = self._stream.element_spec[0].shape
         return None if shape.rank is None else tuple(shape.as_list()[1:])
 
+    @property
+    def first_images(self) -> np.ndarray | None:
+        """Images as they are given, a batch or more; None where they are encoded."""
+        if self._stream is not None:
+            return next(iter(self._stream.take(1)))[0].numpy()
+        return self._images
+
+    def shares_images(self, other: "EvaluationData") -> bool:
+        """Whether an image in memory, or the whole stream, is also one of another's.
+
+        Args:
+            other: other images.
+        """
+        if self._stream is not None:
+            return self._stream is other._stream
+        images, others = (
+            data._images if data._encoded is None else data._encoded.images
+            for data in (self, other)
+        )
+        return others is not None and np.shares_memory(images, others)
+
     def batches(
         self,
         rows: Sequence[int] | np.ndarray | None = None,
@@ -91,6 +112,9 @@ class EvaluationData:
         check_int("batch_size", batch_size, minimum=1)
         if rows is not None:
             rows = check_ids(rows, len(self), "rows")
+        return self._batches(rows, batch_size).with_options(_shared_by_rows())
+
+    def _batches(self, rows: np.ndarray | None, batch_size: int) -> tf.data.Dataset:
         if self._stream is not None:
             return self._streamed_batches(rows, batch_size)
         if self._encoded is not None:
@@ -152,6 +176,15 @@ class EvaluationData:
         # tf.data would pass on the number of batches before, and Keras believe it.
         num_batches = tf.data.experimental.assert_cardinality(-(-count // batch_size))
         return images.rebatch(batch_size).apply(num_batches).prefetch(tf.data.AUTOTUNE)
+
+
+def _shared_by_rows() -> tf.data.Options:
+    """Several workers share out each batch, not the files it comes from."""
+    options = tf.data.Options()
+    options.experimental_distribute.auto_shard_policy = (
+        tf.data.experimental.AutoShardPolicy.DATA
+    )
+    return options
 
 
 def _select_rows(stream: tf.data.Dataset, rows: np.ndarray, n: int) -> tf.data.Dataset:

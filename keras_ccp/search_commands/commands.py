@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from keras_ccp.config import load_config
 from keras_ccp.index import RetrievalIndex, fingerprint
 from keras_ccp.search_commands.image_files import Embedded, embed_files, find_images
 from keras_ccp.search_commands.results import write_file
@@ -23,8 +22,6 @@ from keras_ccp.serving import (
 
 CONFIG_FILE = "config.yaml"
 EMBEDDER_FOLDER = "embedder"
-# Datasets of images in memory, which are shown to the network as they are.
-_ARRAYS = ("emoji", "npz", "omniglot")
 
 
 class Indexed(NamedTuple):
@@ -125,7 +122,7 @@ def _export(run: str | os.PathLike, path: Path) -> Any:
     return tf.saved_model.load(path)
 
 
-def run_embedder(run: str | os.PathLike) -> tuple[Any, dict[str, int | None]]:
+def run_embedder(run: str | os.PathLike) -> tuple[Any, dict[str, int]]:
     """The embedder of a run, and how it wants its images.
 
     Args:
@@ -135,27 +132,27 @@ def run_embedder(run: str | os.PathLike) -> tuple[Any, dict[str, int | None]]:
         A Keras model or loaded SavedModel, and arguments for `export_serving`.
 
     Raises:
-        FileNotFoundError: If there is no run, or it is not finished.
+        FileNotFoundError: If there is no run, it is not finished, or it is of an
+            earlier version.
+        ValueError: If the embedder of a run does not take square RGB images.
     """
     run = Path(run)
-    config = run / CONFIG_FILE
-    if not config.exists():
+    if not (run / CONFIG_FILE).exists():
         return load_embedder(run), read_preparation(run)
-    embedder = load_embedder(_embedder_folder(run))
-    data = load_config(config).data
-    if data.name in _ARRAYS:
-        return embedder, {"short_side": image_size(embedder)}
-    return embedder, {"size": data.size, "short_side": data.short_side}
-
-
-def _embedder_folder(run: Path) -> Path:
     folder = run / EMBEDDER_FOLDER
     if not folder.exists():
         raise FileNotFoundError(
             f"`run` must be a run that is finished. Received: {run}, which has no "
             f"{EMBEDDER_FOLDER}; go on with `keras-ccp train ... --resume`"
         )
-    return folder
+    embedder, preparation = load_embedder(folder), read_preparation(folder)
+    image_size(embedder)  # says what it takes, if it does not take files
+    if not preparation:
+        raise FileNotFoundError(
+            f"{folder} does not say how images are prepared, as those of earlier "
+            f"versions: write it anew with `keras-ccp evaluate {run} --data ROOT`"
+        )
+    return embedder, preparation
 
 
 def _embed(model: Any, path: Path, files: list[Path], progress: bool) -> Embedded:

@@ -14,6 +14,7 @@ from keras_ccp.pipeline import decode_center_crop
 
 _ENDINGS = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp")
 _BATCH = 64
+_SHOWN = 20
 
 
 class Embedded(NamedTuple):
@@ -119,13 +120,29 @@ def embed_files(
         bar.update(task, completed=len(files))
     missing = sorted(set(range(len(files))) - set(rows))
     failures = {files[row]: reason_of(files[row]) for row in missing}
-    if not rows:
-        file, reason = next(iter(failures.items()))
-        raise ValueError(
-            "`images` must hold images that can be read. "
-            f"Received: {len(files)} that cannot, the first is {file}: {reason}"
-        )
+    check_any_read(len(rows), failures)
     return Embedded(np.concatenate(embeddings), [files[row] for row in rows], failures)
+
+
+def check_any_read(count: int, failures: dict[Path, str]) -> None:
+    """Raises if no image file could be read.
+
+    Args:
+        count: number of those that could.
+        failures: reason by file, of those that could not.
+
+    Raises:
+        ValueError: If the count is 0; the message lists the failures.
+    """
+    if count:
+        return
+    lines = [f"{file}: {reason}" for file, reason in failures.items()]
+    if len(lines) > _SHOWN:
+        lines[_SHOWN:] = [f"and {len(lines) - _SHOWN} more"]
+    raise ValueError(
+        "`images` must hold images that can be read. "
+        f"Received: {len(failures)} that cannot:\n" + "\n".join(lines)
+    )
 
 
 def progress_bar(is_shown: bool) -> rich.progress.Progress:

@@ -10,7 +10,11 @@ import tensorflow as tf
 from keras_ccp.arguments import check_int
 from keras_ccp.index import RetrievalIndex, fingerprint
 from keras_ccp.search_commands.commands import EMBEDDER_FOLDER
-from keras_ccp.search_commands.image_files import progress_bar, reason_of
+from keras_ccp.search_commands.image_files import (
+    check_any_read,
+    progress_bar,
+    reason_of,
+)
 from keras_ccp.search_commands.results import Neighbour, SearchResult
 from keras_ccp.serving import load_checked
 
@@ -52,7 +56,7 @@ class Searcher:
             A result for each image that can be read, and the reasons for the others.
 
         Raises:
-            ValueError: If `k` is below 1 or there are no images.
+            ValueError: If `k` is below 1, or no image is given or can be read.
             TypeError: If `k` is no integer.
         """
         check_int("k", k, minimum=1)
@@ -70,6 +74,7 @@ class Searcher:
                     failures[path] = reason_of(path)
                 else:
                     results.append(self._result(path, embeddings, k))
+        check_any_read(len(results), failures)
         return results, failures
 
     def _embed(self, encoded: bytes) -> np.ndarray:

@@ -3,7 +3,12 @@
 They need TensorFlow, and nothing of this package.
 """
 
-from keras_ccp.serving.export import export_serving, image_size, load_embedder
+from keras_ccp.serving.export import (
+    export_serving,
+    export_trained,
+    image_size,
+    load_embedder,
+)
 from keras_ccp.serving.golden import check_model, load_checked, read_preparation
 from keras_ccp.serving.onnx import export_onnx
 
@@ -11,6 +16,7 @@ __all__ = [
     "check_model",
     "export_onnx",
     "export_serving",
+    "export_trained",
     "image_size",
     "load_checked",
     "load_embedder",

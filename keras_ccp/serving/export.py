@@ -1,8 +1,6 @@
 """One SavedModel from the bytes of image files to embeddings, or to what is similar."""
 
 import os
-import shutil
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +8,11 @@ import keras
 import tensorflow as tf
 
 from keras_ccp.arguments import check_int
+from keras_ccp.datasets import Dataset
 from keras_ccp.index import RetrievalIndex, fingerprint
 from keras_ccp.model import CCPModel
 from keras_ccp.pipeline import decode_center_crop
+from keras_ccp.serving.folders import check_replaceable, replaced_folder
 from keras_ccp.serving.golden import write_manifest
 from keras_ccp.serving.search_in_graph import SearchInGraph
 
@@ -63,32 +63,48 @@ def export_serving(
         ImportError: If the index is a ScaNN index and ScaNN is not installed.
     """
     path = Path(path)
-    if path.exists() and not (path / "saved_model.pb").exists() and any(path.iterdir()):
-        raise ValueError(
-            "`path` must be a new or empty folder, or a SavedModel to replace. "
-            f"Received: path={str(path)!r}"
-        )
+    check_replaceable(path)
     module = _ServingModule(load_embedder(embedder), size, short_side, index)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = Path(tempfile.mkdtemp(prefix=f".{path.name}-", dir=path.parent))
-    try:
+    with replaced_folder(path) as folder:
         tf.saved_model.save(
             module,
-            partial,
+            folder,
             signatures=module.endpoints,
             options=tf.saved_model.SaveOptions(namespace_whitelist=["Scann"]),
         )
-        write_manifest(partial, module.preparation)
-        partial.chmod(0o755)  # a temporary folder is its owner's alone
-        if path.exists():
-            old = Path(tempfile.mkdtemp(prefix=f".{path.name}-", dir=path.parent))
-            path.replace(old / "old")
-            partial.replace(path)
-            shutil.rmtree(old)
-        else:
-            partial.replace(path)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
+        write_manifest(folder, module.preparation)
+    return path
+
+
+def export_trained(
+    embedder: keras.Model, path: str | os.PathLike, dataset: Dataset
+) -> Path:
+    """Writes an embedder that prepares images as those it was scored on.
+
+    Of square RGB images by `export_serving`, files by the `size` and `short_side`
+    of the dataset and arrays as they are; of other images as Keras exports it.
+    `check_model` checks either.
+
+    Args:
+        embedder: built Keras model, images -> embeddings.
+        path: folder to write, as for `export_serving`.
+        dataset: images that the embedder was scored on.
+
+    Returns:
+        The path.
+
+    Raises:
+        ValueError: As `export_serving`.
+    """
+    path = Path(path)
+    shape = embedder.input_shape[1:]
+    if len(shape) == 3 and shape[0] == shape[1] and shape[2] == 3:
+        short_side = dataset.short_side if dataset.is_encoded else shape[0]
+        return export_serving(embedder, path, None, dataset.size, short_side)
+    check_replaceable(path)
+    with replaced_folder(path) as folder:
+        embedder.export(folder, verbose=False)
+        write_manifest(folder, {})
     return path
 
 

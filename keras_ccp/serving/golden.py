@@ -14,6 +14,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from keras_ccp.index import fingerprint
+
 # TensorFlow leaves this folder of a SavedModel to others.
 _MANIFEST = Path("assets.extra") / "keras_ccp.json"
 # Between processors and versions of TensorFlow, in parts of the embedding's length.
@@ -25,12 +27,12 @@ def check_model(path: str | os.PathLike) -> dict[str, Any]:
     """Tells whether an exported model is whole and computes what it did.
 
     Args:
-        path: folder that `export_serving` wrote.
+        path: folder that `export_serving` or a run wrote.
 
     Returns:
-        `fingerprint` of the embedder, `size`, `short_side`, `embedding_dim`, `num_rows`
-        of the index inside, and `difference`, the length of the difference of the
-        golden embedding, in parts of its own length.
+        `fingerprint` of the embedder, `size` and `short_side` if it decodes files,
+        `embedding_dim`, `num_rows` of the index inside, and `difference`, the length of
+        the difference of the golden embedding, in parts of its own length.
 
     Raises:
         FileNotFoundError: If there is no such model.
@@ -46,7 +48,7 @@ def load_checked(path: str | os.PathLike) -> tuple[Any, float]:
     """Loads an exported model if it is whole and computes what it did.
 
     Args:
-        path: folder that `export_serving` wrote.
+        path: folder that `export_serving` or a run wrote.
 
     Returns:
         The model as of `tf.saved_model.load`, and the difference of its golden
@@ -88,7 +90,7 @@ def read_preparation(path: str | os.PathLike) -> dict[str, int]:
         path: folder of a SavedModel.
 
     Returns:
-        `size` and `short_side`, nothing if `export_serving` did not write it.
+        `size` and `short_side`, nothing if the model does not decode files.
 
     Raises:
         ValueError: If what is written beside the model is damaged.
@@ -96,14 +98,15 @@ def read_preparation(path: str | os.PathLike) -> dict[str, int]:
     if not (Path(path) / _MANIFEST).exists():
         return {}
     about = _read_manifest(Path(path))["about"]
-    return {name: about[name] for name in ("size", "short_side")}
+    return {name: about[name] for name in ("size", "short_side") if name in about}
 
 
 def _read_manifest(path: Path) -> dict[str, Any]:
     if not (path / _MANIFEST).exists():
         raise FileNotFoundError(
-            "`path` must be a model that `export_serving` wrote. "
-            f"Received: path={str(path)!r}, which has no {_MANIFEST.as_posix()}"
+            "`path` must be a model that `export_serving`, or the `embedder` that a "
+            f"run wrote. Received: path={str(path)!r}, which has no "
+            f"{_MANIFEST.as_posix()}"
         )
     try:
         written = json.loads((path / _MANIFEST).read_text("utf-8"))
@@ -147,13 +150,14 @@ def write_manifest(path: Path, preparation: dict[str, int]) -> None:
 
     Args:
         path: folder of the SavedModel.
-        preparation: `size` and `short_side` of its images.
+        preparation: `size` and `short_side` of its images; nothing if it takes none
+            that are encoded.
     """
     loaded = tf.saved_model.load(path)
-    image = _golden_image(preparation["size"])
+    image = _golden_image(preparation["size"]) if preparation else None
     golden = {"image": image, **_golden_results(loaded, image)}
     about = {
-        "fingerprint": loaded.embedder_fingerprint.numpy().decode(),
+        "fingerprint": fingerprint(loaded),
         **preparation,
         "embedding_dim": len(golden["embedding"]),
         "num_rows": _num_rows(loaded),
@@ -166,14 +170,28 @@ def write_manifest(path: Path, preparation: dict[str, int]) -> None:
 
 def _golden_image(size: int) -> str:
     """A JPEG in base64, larger than needed and not square: all steps have work."""
-    rows, columns = np.mgrid[: 3 * size // 2 + 8, : 2 * size + 16] / size
-    waves = [np.sin(9 * rows + 5 * columns), np.cos(7 * rows * columns), rows - columns]
-    pixels = 255 * (np.stack(waves, -1) / 4 + 0.5).clip(0, 1)
+    pixels = _golden_pixels(3 * size // 2 + 8, 2 * size + 16, 3, size)
     encoded = tf.io.encode_jpeg(pixels.astype(np.uint8), quality=95)
     return base64.b64encode(encoded.numpy()).decode()
 
 
-def _golden_results(model: Any, image: str) -> dict[str, Any]:
+def _golden_pixels(height: int, width: int, channels: int, scale: int) -> np.ndarray:
+    """`(height, width, channels)` waves of 0 to 255."""
+    rows, columns = np.mgrid[:height, :width] / scale
+    waves = [np.sin(9 * rows + 5 * columns), np.cos(7 * rows * columns), rows - columns]
+    waves = np.stack([waves[i % 3] for i in range(channels)], -1)
+    return 255 * (waves / 4 + 0.5).clip(0, 1)
+
+
+def _golden_results(model: Any, image: str | None) -> dict[str, Any]:
+    """Embedding and neighbours of a JPEG in base64, without one of an array."""
+    if image is None:
+        signature = model.signatures["serving_default"]
+        ((name, spec),) = signature.structured_input_signature[1].items()
+        height, width, channels = (side or 32 for side in spec.shape[1:])
+        pixels = _golden_pixels(height, width, channels, height)
+        (embeddings,) = signature(**{name: tf.cast(pixels[None], spec.dtype)}).values()
+        return {"embedding": [float(x) for x in embeddings[0].numpy()], "ids": None}
     files = tf.constant([base64.b64decode(image)])
     embeddings = model.signatures["embed_bytes"](image_bytes=files)["embeddings"]
     ids = None
