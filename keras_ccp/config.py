@@ -14,6 +14,7 @@ from keras_ccp import losses
 from keras_ccp.config_sections import (
     Config,
     DataConfig,
+    DistributionConfig,
     EmbedderConfig,
     LossConfig,
     MemoryConfig,
@@ -27,6 +28,7 @@ from keras_ccp.yaml_files import merge, parse_override, read_yaml, write_yaml
 __all__ = [
     "Config",
     "DataConfig",
+    "DistributionConfig",
     "EmbedderConfig",
     "LossConfig",
     "MemoryConfig",
@@ -35,6 +37,7 @@ __all__ = [
     "check_config",
     "dump_config",
     "load_config",
+    "on_devices",
 ]
 
 
@@ -87,6 +90,23 @@ def check_config(values: dict[str, Any], source: str = "config") -> Config:
         raise ValueError(f"{source}: " + "; ".join(lines)) from None
     _check_loss(config.loss, source)
     return config
+
+
+def on_devices(config: Config, devices: int) -> Config:
+    """The same experiment on a number of devices of each machine.
+
+    Args:
+        config: a validated configuration.
+        devices: number of devices, at least 1.
+
+    Returns:
+        A validated configuration, `"mirrored"` where it was on one device.
+    """
+    strategy = config.distribution.strategy
+    if strategy == "none":
+        strategy = "mirrored"
+    distribution = DistributionConfig(strategy=strategy, devices=devices)
+    return config.model_copy(update={"distribution": distribution})
 
 
 def dump_config(config: Config) -> str:

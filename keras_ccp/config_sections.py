@@ -248,6 +248,24 @@ class TrainingConfig(Section):
         return self
 
 
+class DistributionConfig(Section):
+    """Devices and machines, which share out each batch.
+
+    Attributes:
+        strategy: of TensorFlow; `"multi_worker"` takes machines from `TF_CONFIG`.
+        devices: number of each machine's, `None` for all GPUs.
+    """
+
+    strategy: Literal["none", "mirrored", "multi_worker"] = "none"
+    devices: int | None = pydantic.Field(None, ge=1)
+
+    @pydantic.model_validator(mode="after")
+    def _fits_together(self) -> "DistributionConfig":
+        if self.devices and self.strategy == "none":
+            raise ValueError('`devices` must be null with strategy="none"')
+        return self
+
+
 class Config(Section):
     """A whole experiment.
 
@@ -258,6 +276,7 @@ class Config(Section):
         loss: the pair loss.
         proxies: proxies and CCP.
         training: batches, optimiser and evaluations.
+        distribution: devices and machines.
         seed: of everything random.
     """
 
@@ -267,6 +286,7 @@ class Config(Section):
     loss: LossConfig
     proxies: ProxyConfig = ProxyConfig()
     training: TrainingConfig = TrainingConfig()
+    distribution: DistributionConfig = DistributionConfig()
     seed: int = pydantic.Field(0, ge=0)
 
     @pydantic.model_validator(mode="after")

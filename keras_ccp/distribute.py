@@ -1,5 +1,8 @@
 """What depends on the number of replicas; no other file asks for it."""
 
+from typing import Any
+
+import keras
 import tensorflow as tf
 
 
@@ -75,3 +78,27 @@ def num_replicas() -> int:
     Gradients are summed over them, so that each contributes its loss divided by it.
     """
     return tf.distribute.get_strategy().num_replicas_in_sync
+
+
+def has_workers(strategy: tf.distribute.Strategy) -> bool:
+    """Whether several processes train together.
+
+    Args:
+        strategy: what trains.
+    """
+    return (
+        isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy)
+        and strategy.extended._in_multi_worker_mode()
+    )
+
+
+def local_share(batch: Any, strategy: tf.distribute.Strategy) -> Any:
+    """What the first replica of this process gets of a batch.
+
+    Args:
+        batch: nested tensors or values of all replicas.
+        strategy: what shared the batch out.
+    """
+    return keras.tree.map_structure(
+        lambda value: strategy.experimental_local_results(value)[0], batch
+    )

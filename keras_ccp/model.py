@@ -8,8 +8,9 @@ import tensorflow as tf
 from keras_ccp import distribute, losses
 from keras_ccp.arguments import check_int, check_number, refuse_sample_weight
 from keras_ccp.embedder import check_embedder
+from keras_ccp.fit_checks import refuse_compile_arguments
 from keras_ccp.layers import normalization_layer
-from keras_ccp.optimization import add_weight_decay, scale_update
+from keras_ccp.optimization import add_weight_decay, fuse_adam, scale_update
 from keras_ccp.proxies import ProxyBank
 from keras_ccp.samples import SampleBank
 from keras_ccp.snapshot import Snapshot
@@ -215,17 +216,13 @@ class CCPModel(Trainer):
             **kwargs: as for `keras.Model.compile`.
 
         Raises:
-            TypeError: if `loss` has no `pairs`.
-            ValueError: if `loss.pairs` does not give one value an anchor.
+            TypeError: if `loss` has no `pairs`, or it takes other arguments.
+            ValueError: if `loss.pairs` does not give one value an anchor, of which the
+                mean is taken, or an argument has no meaning here, such as `metrics`.
         """
         loss = losses.get(loss)
         losses.check_rows(loss, self.embedder.output_shape[-1])
-        for argument in ("loss_weights", "weighted_metrics"):
-            if kwargs.get(argument) is not None:
-                raise ValueError(
-                    f"`{argument}` is not supported: there is one loss, over pairs. "
-                    f"Received: {argument}={kwargs[argument]!r}"
-                )
+        refuse_compile_arguments(kwargs)
         kept = self.memory
         if self.memory is not None:
             # Of another loss; Keras would go on to save it.
@@ -243,6 +240,7 @@ class CCPModel(Trainer):
             self.memory = loss.memory
         super().compile(optimizer=optimizer, loss=loss, **kwargs)
         self.optimizer.build(self.trainable_variables)
+        fuse_adam(self.optimizer)
 
     def compile_from_config(self, config):
         config = keras.saving.deserialize_keras_object(config)

@@ -19,6 +19,7 @@ from keras_ccp.config import check_config
 from keras_ccp.experiment import evaluate_run, train_run
 from keras_ccp.experiment.evaluation import student_t_quantile, summarize
 from keras_ccp.experiment.splits import fold_splits, load_splits
+from keras_ccp.serving import check_model
 
 METRICS = ("precision_at_1", "precision_at_r", "map_at_r")
 
@@ -79,8 +80,8 @@ def test_scores_are_those_of_the_saved_embedders(run):
         half = 12.7062 * abs(both[0] - both[1]) / 2
         assert summary["interval"] == pytest.approx(half, rel=1e-4)
         assert metrics["concatenated"][name]["mean"] == pytest.approx(joined[name])
-    serve = tf.saved_model.load(out / "embedder")
-    embeddings = serve.serve(test.images[:7])
+    loaded = tf.saved_model.load(out / "embedder")
+    embeddings = loaded.embed(test.images[:7])["embeddings"]
     np.testing.assert_allclose(embeddings, np.concatenate(parts, axis=1)[:7], atol=1e-5)
 
 
@@ -190,3 +191,17 @@ def test_dumped_config_is_the_config(run):
     out, _ = run
     values = yaml.safe_load(Path(out / "config.yaml").read_text("utf-8"))
     assert check_config(values) == small_config()
+
+
+def test_the_embedder_of_a_run_can_be_checked(run):
+    about = check_model(run[0] / "embedder")
+    assert about["embedding_dim"] == 16 and about["difference"] < 1e-5
+    # Arrays of 32 pixels are embedded as they are.
+    assert (about["size"], about["short_side"]) == (32, 32)
+
+
+def test_too_few_classes_leave_nothing_behind(tmp_path):
+    few = small_config(training={"batch_size": 64})
+    with pytest.raises(ValueError, match="`training.batch_size` 64 .* 32 classes"):
+        train_run(few, ".", tmp_path / "out")
+    assert not (tmp_path / "out").exists()

@@ -17,12 +17,15 @@ from keras_ccp.pipeline import EvaluationData
 METRICS = ("precision_at_1", "precision_at_r", "map_at_r")
 
 
-def score_folds(directories: Sequence[Path], splits: Splits) -> dict[str, list[dict]]:
+def score_folds(
+    directories: Sequence[Path], splits: Splits, strategy: tf.distribute.Strategy
+) -> dict[str, list[dict]]:
     """Scores the models of one repetition on the test classes.
 
     Args:
         directories: folders of the trained models.
         splits: the images of the experiment.
+        strategy: the devices that share the images out.
 
     Returns:
         `"separated"`: the metrics of each model; `"concatenated"`: those of their
@@ -30,7 +33,8 @@ def score_folds(directories: Sequence[Path], splits: Splits) -> dict[str, list[d
     """
     query, gallery, separated = [], [], []
     for directory in directories:
-        embedder = keras.models.load_model(directory / EMBEDDER_FILE)
+        with strategy.scope():
+            embedder = keras.models.load_model(directory / EMBEDDER_FILE)
         query.append(_embed(embedder, splits.query))
         if splits.gallery is not None:
             gallery.append(_embed(embedder, splits.gallery))

@@ -4,6 +4,7 @@ import dataclasses
 import json
 import os
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import keras
@@ -22,6 +23,7 @@ from keras_ccp.pipeline import (
     mlrc_augmentation,
     small_image_augmentation,
 )
+from keras_ccp.strategies import is_chief, synchronize_batch_norm, writable
 from keras_ccp.warm_up import WarmUp
 
 EMBEDDER_FILE = "embedder.keras"
@@ -51,7 +53,12 @@ class Fold:
 
 
 def train_fold(
-    config: Config, fold: Fold, root: str | os.PathLike, verbose: int | str = "auto"
+    config: Config,
+    fold: Fold,
+    root: str | os.PathLike,
+    strategy: tf.distribute.Strategy,
+    verbose: int | str = "auto",
+    callbacks: Sequence[keras.callbacks.Callback] = (),
 ) -> None:
     """Trains one model, or goes on where it was stopped.
 
@@ -62,27 +69,32 @@ def train_fold(
         config: the experiment.
         fold: data and place.
         root: folder of the data, to which files of weights are relative.
+        strategy: the devices that train.
         verbose: as for `keras.Model.fit`.
+        callbacks: further ones, which find each evaluation in their logs.
     """
-    fold.directory.mkdir(parents=True, exist_ok=True)
     keras.backend.clear_session()
     keras.utils.set_random_seed(fold.seed)
     keras.config.set_dtype_policy(config.training.policy)
     start = time.perf_counter()
-    model = make_model(config, fold.training, Path(root))
+    with strategy.scope():
+        model = make_model(config, fold.training, Path(root))
+    if strategy.num_replicas_in_sync > 1:
+        synchronize_batch_norm(model.embedder)
     callback = _ccp_callback(config, fold)
     backup = Backup(fold.directory / "backup")
     training = config.training
     first_batch = backup.num_epochs * training.steps_per_evaluation
-    model.fit(
-        _batches(config, fold, first_batch),
-        steps_per_epoch=training.steps_per_evaluation,
-        epochs=training.max_evaluations,
-        verbose=verbose,
-        callbacks=[callback, *_callbacks(config, fold.directory), backup],
-    )
-    _save_embedder(model, fold.directory / EMBEDDER_FILE)
-    _write_summary(model, callback, fold.directory, time.perf_counter() - start)
+    with writable(fold.directory, strategy) as directory:
+        model.fit(
+            training_batches(config, fold, first_batch),
+            steps_per_epoch=training.steps_per_evaluation,
+            epochs=training.max_evaluations,
+            verbose=verbose if is_chief(strategy) else 0,
+            callbacks=[callback, *_callbacks(config, directory), *callbacks, backup],
+        )
+        _save_embedder(model, directory / EMBEDDER_FILE)
+        _write_summary(model, callback, directory, time.perf_counter() - start)
 
 
 def make_model(config: Config, training: Dataset, root: Path) -> CCPModel:
@@ -160,7 +172,20 @@ def _optimizer(config: Config) -> keras.optimizers.Optimizer:
     return keras.optimizers.Adam(rate, training.beta_1, training.beta_2)
 
 
-def _batches(config: Config, fold: Fold, first_batch: int) -> tf.data.Dataset:
+def training_batches(
+    config: Config, fold: Fold, first_batch: int = 0
+) -> tf.data.Dataset:
+    """Endless augmented batches of a model's training images.
+
+    Args:
+        config: the experiment.
+        fold: the model's data and seed.
+        first_batch: how many batches are passed over. Defaults to 0.
+
+    Returns:
+        `tf.data.Dataset` of `(batch, height, width, channels)` images and
+        `(batch,)` int32 labels.
+    """
     data, training = config.data, config.training
     augmentations = {
         "mlrc": lambda: mlrc_augmentation(fold.training.size, fold.training.short_side),

@@ -8,6 +8,8 @@ import platform
 from collections.abc import Sequence
 from pathlib import Path
 
+import tensorflow as tf
+
 from keras_ccp.arguments import check_int
 from keras_ccp.config import Config, check_config, dump_config
 from keras_ccp.experiment.evaluation import (
@@ -17,7 +19,20 @@ from keras_ccp.experiment.evaluation import (
     summarize,
 )
 from keras_ccp.experiment.fold import Fold, train_fold
-from keras_ccp.experiment.splits import Splits, fold_splits, load_splits
+from keras_ccp.experiment.splits import (
+    Splits,
+    check_classes,
+    fold_splits,
+    load_splits,
+)
+from keras_ccp.serving import export_trained
+from keras_ccp.strategies import (
+    is_chief,
+    lost_workers,
+    make_strategy,
+    wait_for_workers,
+    writable,
+)
 from keras_ccp.yaml_files import read_yaml
 
 CONFIG_FILE = "config.yaml"
@@ -48,23 +63,38 @@ def train_run(
 
     Raises:
         FileExistsError: If `out` holds a run and `resume` is not set.
-        ValueError: If the run in `out` has another configuration.
+        ValueError: If the run in `out` has another configuration, the data have too
+            few classes for it, or this machine not the devices of
+            `config.distribution`.
+        ConnectionError: If another worker has ended.
     """
     check_int("repeats", repeats, minimum=1)
+    # First, since it decides which devices TensorFlow begins with.
+    strategy = make_strategy(config.distribution)
     out = Path(out)
-    _claim(out, config, resume)
+    if is_chief(strategy):
+        _check_out(out, config, resume)
     splits = load_splits(config.data, root)
-    for fold in _folds(config, splits, out, repeats):
-        if not fold.is_finished:
-            train_fold(config, fold, root, verbose)
-    return _score(config, splits, out)
+    check_classes(config, splits.training)
+    # Not before, so that data which do not fit leave nothing behind.
+    if is_chief(strategy):
+        _claim(out, config)
+    with lost_workers(strategy):
+        for fold in _folds(config, splits, out, repeats):
+            if not fold.is_finished:
+                train_fold(config, fold, root, strategy, verbose)
+        wait_for_workers(strategy)  # until the chief has written the last model
+        metrics = _score(config, splits, out, strategy)
+        wait_for_workers(strategy)  # one that leaves early takes the others down
+    return metrics
 
 
 def evaluate_run(run: str | os.PathLike, root: str | os.PathLike) -> dict:
     """Scores the finished models of a run on the test classes.
 
     Writes `metrics.json`, `metrics.csv` and the SavedModel `embedder`: images -> the
-    embeddings of all models of the first repetition side by side.
+    embeddings of all models of the first repetition side by side, as
+    `serving.export_trained` writes it.
 
     Args:
         run: folder of the run.
@@ -79,7 +109,8 @@ def evaluate_run(run: str | os.PathLike, root: str | os.PathLike) -> dict:
     """
     run = Path(run)
     config = load_run_config(run)
-    return _score(config, load_splits(config.data, root), run)
+    splits = load_splits(config.data, root)
+    return _score(config, splits, run, tf.distribute.get_strategy())
 
 
 def load_run_config(run: str | os.PathLike) -> Config:
@@ -100,18 +131,24 @@ def load_run_config(run: str | os.PathLike) -> Config:
     return check_config(read_yaml(path), str(path))
 
 
-def _claim(out: Path, config: Config, resume: bool) -> None:
+def _check_out(out: Path, config: Config, resume: bool) -> None:
     if (out / CONFIG_FILE).exists():
         if not resume:
             raise FileExistsError(
                 f"`out` must be a new folder, or go on with --resume. Received: {out}, "
                 "which holds a run"
             )
-        if load_run_config(out) != config:
+        # On other devices it is the same experiment.
+        distribution = {"distribution": config.distribution}
+        if load_run_config(out).model_copy(update=distribution) != config:
             raise ValueError(
                 "`config` must be that of the run that is resumed; compare it with "
                 f"{out / CONFIG_FILE}, or choose another `out`"
             )
+
+
+def _claim(out: Path, config: Config) -> None:
+    if (out / CONFIG_FILE).exists():
         return
     out.mkdir(parents=True, exist_ok=True)
     (out / "versions.json").write_text(json.dumps(_versions(), indent=2))
@@ -139,9 +176,11 @@ def _folds(config: Config, splits: Splits, out: Path, repeats: int) -> list[Fold
     ]
 
 
-def _score(config: Config, splits: Splits, run: Path) -> dict:
+def _score(
+    config: Config, splits: Splits, run: Path, strategy: tf.distribute.Strategy
+) -> dict:
     repetitions = _finished(run)
-    scores = [score_folds(folds, splits) for folds in repetitions]
+    scores = [score_folds(folds, splits, strategy) for folds in repetitions]
     separated = [score for part in scores for score in part["separated"]]
     concatenated = [score for part in scores for score in part["concatenated"]]
     metrics = {
@@ -152,9 +191,11 @@ def _score(config: Config, splits: Splits, run: Path) -> dict:
         "models": separated,
         "repetitions": concatenated,
     }
-    (run / METRICS_FILE).write_text(json.dumps(metrics, indent=2))
-    _write_table(run / "metrics.csv", separated, concatenated)
-    join_embedders(repetitions[0]).export(run / "embedder", verbose=False)
+    with writable(run, strategy) as directory:
+        (directory / METRICS_FILE).write_text(json.dumps(metrics, indent=2))
+        _write_table(directory / "metrics.csv", separated, concatenated)
+        embedder = join_embedders(repetitions[0])
+        export_trained(embedder, directory / "embedder", splits.query)
     return metrics
 
 
