@@ -7,7 +7,9 @@ out. What is nearer among them is decided by float64 differences. The answer the
 does not depend on chunks, threads or the order in which a product is summed.
 """
 
+import collections
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
 import numpy as np
@@ -16,7 +18,10 @@ from keras_ccp.arguments import check_bool, check_int
 from keras_ccp.retrieval.scores import Scores
 from keras_ccp.retrieval.validation import as_embeddings, safe_shift
 
-# Scores held at once when the user names no chunk size: 64 MB of float32.
+# Chunks of queries under way at once.
+_THREADS = 2
+_SMALLEST_CHUNK = 64
+# Scores of a chunk when the user names no size: 64 MB of float32.
 _CHUNK_SCORES = 2**24
 # Float64 differences held at once: few enough to stay in cache.
 _BLOCK_VALUES = 2**16
@@ -70,8 +75,8 @@ def search(
         k: int, neighbours per query, at most the number of rows there are to find.
         exclude_self: bool. Query `i` does not find gallery row `i`: for a set that is
             searched in itself. Duplicates of the row under other indices are found.
-        chunk_size: int, queries handled at once. Defaults to `None`: as many as need
-            about 64 MB.
+        chunk_size: int, queries handled at once in each of two threads. Defaults to
+            `None`: as many as need about 64 MB.
 
     Returns:
         Distances `(num_queries, k)` float32 (L2, not squared), nearest first, and
@@ -79,17 +84,18 @@ def search(
 
     Raises:
         ValueError: for wrong shapes, values that are not finite, `k` out of range, or
-            `exclude_self` with sets of unequal length.
+            `exclude_self` with two sets that differ.
         TypeError: for embeddings that are no real numbers, a `k` or `chunk_size` that
             is no integer, or an `exclude_self` that is no boolean.
     """
     query = as_embeddings("query_embeddings", query_embeddings)
     gallery = as_embeddings("gallery_embeddings", gallery_embeddings, query.shape[1])
     check_bool("exclude_self", exclude_self)
-    if exclude_self and len(query) != len(gallery):
+    if exclude_self and not np.array_equal(query, gallery):
         raise ValueError(
             "`exclude_self` must be False unless query and gallery are one set. "
-            f"Received: {len(query)} queries and a gallery of {len(gallery)}"
+            f"Received: {len(query)} queries and a gallery of {len(gallery)} that "
+            "differ"
         )
     check_int("k", k, minimum=1)
     k, most = int(k), len(gallery) - bool(exclude_self)
@@ -109,6 +115,21 @@ def search(
             distances[found.rows] = np.ldexp(nearest, -searcher.shift)
         indices[found.rows] = found.indices[:, :k]
     return distances, indices
+
+
+def _ahead(function, items):
+    """Yields `function(item)` in order, the next few under way in threads.
+
+    A product keeps all cores busy, what follows it only one: so they overlap.
+    """
+    with ThreadPoolExecutor(_THREADS) as pool:
+        futures = collections.deque()
+        for item in items:
+            futures.append(pool.submit(function, item))
+            if len(futures) > _THREADS:
+                yield futures.popleft().result()
+        while futures:
+            yield futures.popleft().result()
 
 
 class ExactSearcher:
@@ -143,7 +164,7 @@ class ExactSearcher:
             )
         self.query, self.gallery = query, gallery
         self.exclude_self = exclude_self
-        self.chunk_size = chunk_size or max(64, _CHUNK_SCORES // len(gallery))
+        self.chunk_size = chunk_size
         self._scores = Scores(*self._moved(), np.float32)
         self._careful_scores = None
 
@@ -166,9 +187,10 @@ class ExactSearcher:
         """
         # The query's own row is dropped from k + 1: it is the nearest of all.
         wanted = k + self.exclude_self
-        for start in range(0, len(rows), self.chunk_size):
-            chunk = rows[start : start + self.chunk_size]
-            crowded, scores, indices = self._scores.best(chunk, wanted)
+        step = self.chunk_size or self._chunk_size(len(rows))
+        chunks = [rows[start : start + step] for start in range(0, len(rows), step)]
+        found = _ahead(lambda chunk: self._scores.best(chunk, wanted), chunks)
+        for chunk, (crowded, scores, indices) in zip(chunks, found, strict=True):
             if crowded.any():
                 yield self._careful_candidates(chunk[crowded], k)
                 chunk = chunk[~crowded]
@@ -181,6 +203,11 @@ class ExactSearcher:
                 error = self._scores.error[chunk, None]
                 linked = scores[:, :-1] - scores[:, 1:] <= 2.0 * error
                 yield Candidates(chunk, indices, linked, None)
+
+    def _chunk_size(self, num_rows):
+        """As many as memory allows, but each thread gets two chunks or more."""
+        most = min(_CHUNK_SCORES // len(self.gallery), -(-num_rows // (2 * _THREADS)))
+        return max(_SMALLEST_CHUNK, most)
 
     def refine(self, found: Candidates, undecided: np.ndarray) -> Candidates:
         """Puts undecided candidates into their exact order.

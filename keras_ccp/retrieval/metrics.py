@@ -1,4 +1,4 @@
-"""Retrieval metrics (P@1, P@R, MAP@R, R@k) and the covering radius."""
+"""Retrieval metrics: P@1, P@R, MAP@R and R@k."""
 
 import re
 from collections.abc import Iterable
@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from keras_ccp.arguments import as_floats, check_bool, check_int
+from keras_ccp.arguments import check_bool, check_int
 from keras_ccp.retrieval.exact_search import ExactSearcher
-from keras_ccp.retrieval.validation import as_embeddings, as_labels, safe_shift
+from keras_ccp.retrieval.validation import as_embeddings, as_labels
 
 _METRICS = ("precision_at_1", "precision_at_r", "map_at_r")
 _RECALL = re.compile(r"recall_at_([1-9][0-9]{0,8})")
@@ -48,8 +48,8 @@ def evaluate(
             under another index is found).
         gallery_labels: likewise for the gallery, given with it.
         metrics: names from the list above.
-        chunk_size: int, queries handled at once. Defaults to `None`: as many as need
-            about 64 MB.
+        chunk_size: int, queries handled at once in each of two threads. Defaults to
+            `None`: as many as need about 64 MB.
         index: `RetrievalIndex` with integer labels, the gallery in place of
             `gallery_embeddings` and `gallery_labels`. Defaults to `None`.
         allow_approximate: bool, whether the neighbours may be those that an index finds
@@ -65,6 +65,55 @@ def evaluate(
             a gallery, an index that is not exact, or if no query has a true reference.
         TypeError: for embeddings or labels that are no numbers, a `chunk_size` that is
             no integer, or `metrics` that are no list.
+    """
+    values = score_queries(
+        query_embeddings,
+        query_labels,
+        gallery_embeddings,
+        gallery_labels,
+        metrics,
+        chunk_size,
+        index,
+        allow_approximate,
+    )
+    scored = values.pop("num_references") > 0
+    # In the order of the queries, whatever order they were handled in.
+    result = {name: float(value[scored].mean()) for name, value in values.items()}
+    result["num_queries"] = int(scored.sum())
+    result["num_skipped"] = int((~scored).sum())
+    return result
+
+
+def score_queries(
+    query_embeddings: np.ndarray,
+    query_labels: Any,
+    gallery_embeddings: np.ndarray | None = None,
+    gallery_labels: Any = None,
+    metrics: Iterable[str] = _METRICS,
+    chunk_size: int | None = None,
+    index: Any = None,
+    allow_approximate: bool = False,
+) -> dict[str, np.ndarray]:
+    """The metrics of each query, of which `evaluate` gives the means.
+
+    Args:
+        query_embeddings: as for `evaluate`.
+        query_labels: as for `evaluate`.
+        gallery_embeddings: as for `evaluate`.
+        gallery_labels: as for `evaluate`.
+        metrics: as for `evaluate`.
+        chunk_size: as for `evaluate`.
+        index: as for `evaluate`.
+        allow_approximate: as for `evaluate`.
+
+    Returns:
+        For each name in `metrics` a `(num_queries,)` float64 array, NaN for a query
+        without a true reference; and `num_references`, the `(num_queries,)` int64
+        number R of true references.
+
+    Raises:
+        ValueError: as `evaluate`.
+        TypeError: as `evaluate`.
     """
     metrics = _checked_metrics(metrics)
     matches = {name: _RECALL.fullmatch(name) for name in metrics}
@@ -83,30 +132,31 @@ def evaluate(
 
     num_references = _count_references(labels, known) - is_one_set
     scored = np.flatnonzero(num_references)
-    if scored.size == 0:
-        raise ValueError(
-            "`query_labels` must have a query with a true reference, but all "
-            f"{len(query)} queries are skipped: no class of theirs has another row "
-            f"in the gallery. Received: {len(np.unique(labels))} query classes"
-        )
+    _check_scored(scored, labels)
     searcher = ExactSearcher(query, gallery, is_one_set, chunk_size)
     depth = np.ones(len(query), np.int64)
     if "precision_at_r" in metrics or "map_at_r" in metrics:
         depth = num_references
     depth = np.maximum(depth, max(recalls.values(), default=1))
     depth = np.minimum(depth, len(gallery) - is_one_set)
-    values = {name: np.empty(len(query)) for name in metrics}
+    values = {name: np.full(len(query), np.nan) for name in metrics}
     if index is None or index.is_exact:
         found = _hits(searcher, labels, known, scored, depth)
     else:
         found = _approximate_hits(index, query, labels, scored, depth)
     for rows, hits in found:
         _score(values, recalls, rows, hits, num_references[rows])
-    # In the order of the queries, whatever order they were handled in.
-    result = {name: float(value[scored].mean()) for name, value in values.items()}
-    result["num_queries"] = int(scored.size)
-    result["num_skipped"] = int(len(query) - scored.size)
-    return result
+    return {**values, "num_references": num_references}
+
+
+def _check_scored(scored, labels):
+    """Refuses queries none of which can be scored."""
+    if scored.size == 0:
+        raise ValueError(
+            "`query_labels` must have a query with a true reference, but all "
+            f"{len(labels)} queries are skipped: no class of theirs has another row "
+            f"in the gallery. Received: {len(np.unique(labels))} query classes"
+        )
 
 
 def _check_index(index, gallery_embeddings, gallery_labels, allow_approximate):
@@ -227,61 +277,3 @@ def _score(values, recalls, rows, hits, num_references):
             precision = np.cumsum(within, axis=1) / place
             total = np.where(within, precision, 0.0).sum(axis=1)
             values["map_at_r"][rows] = total / num_references
-
-
-def covering_radius(
-    embeddings: np.ndarray, labels: Any, centers: np.ndarray | None = None
-) -> float:
-    """Mean over the classes of the largest distance from a sample to its center.
-
-    For class `c` with samples `x` and centers `z` the radius is
-    `max_x min_z ||x - z||`, L2 and not squared. Classes without a sample have none.
-
-    Source: arXiv 2209.09060, where it bounds what proxies miss of their class.
-
-    Args:
-        embeddings: `(n, dim)` floats.
-        labels: `(n,)` or `(n, 1)` ints from 0 on.
-        centers: `(num_classes, centers_per_class, dim)` floats, row `c` for label `c`,
-            for example the proxies. Defaults to `None`: the mean of each class is its
-            only center.
-
-    Returns:
-        The mean radius, a float.
-
-    Raises:
-        ValueError: for wrong shapes, values that are not finite, labels that are no
-            integers from 0 on, or a label without a row in `centers`.
-        TypeError: for embeddings, labels or centers that are no numbers.
-    """
-    embeddings = as_embeddings("embeddings", embeddings)
-    labels = as_labels("labels", labels, len(embeddings))
-    if centers is not None:
-        centers = as_floats("centers", centers)
-        if centers.ndim != 3 or labels.max() >= len(centers):
-            raise ValueError(
-                "`centers` must have shape (num_classes, centers_per_class, dim), with "
-                f"a row for each label up to {labels.max()}. "
-                f"Received: centers.shape={centers.shape}"
-            )
-        flat = as_embeddings(
-            "centers", centers.reshape(-1, centers.shape[2]), embeddings.shape[1]
-        )
-        centers = flat.reshape(centers.shape)
-    shift = safe_shift(embeddings, *([] if centers is None else [centers]))
-    order = np.argsort(labels, kind="stable")
-    classes, starts = np.unique(labels[order], return_index=True)
-    radii = np.empty(len(classes))
-    for place, members in enumerate(np.split(order, starts[1:])):
-        samples = np.ldexp(embeddings[members].astype(np.float64), shift)
-        if centers is None:
-            own = samples.mean(axis=0, keepdims=True)
-        else:
-            own = np.ldexp(centers[classes[place]].astype(np.float64), shift)
-        nearest = np.full(len(samples), np.inf)
-        for center in own:
-            difference = samples - center
-            squared = np.einsum("nd,nd->n", difference, difference)
-            np.minimum(nearest, squared, out=nearest)
-        radii[place] = np.sqrt(nearest.max())
-    return float(np.ldexp(radii.mean(), -shift))

@@ -1,0 +1,564 @@
+"""The report of a run: its numbers against loops, its page in a browser."""
+
+import html.parser
+import json
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import keras_ccp
+from keras_ccp import retrieval
+from keras_ccp.config import check_config, dump_config
+from keras_ccp.datasets import Dataset
+from keras_ccp.experiment.splits import Splits
+from keras_ccp.html_page import thumbnail
+from keras_ccp.report import write_report
+from keras_ccp.report.charts import Series, line_chart, padded_range, ticks
+from keras_ccp.report.distances import distance_histogram
+from keras_ccp.report.history import read_histories
+from keras_ccp.report.scores import (
+    Neighbors,
+    choose_queries,
+    class_scores,
+    confused_pairs,
+    confusions,
+    most_confused_with,
+)
+
+CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
+# A name that HTML, JavaScript and a template would each take for something else.
+ODD = "ü </script><b onload=x>&{{ 1 }}'\""
+LOG = """epoch,loss,pair_loss,projection,proximal_loss,val_map_at_r
+0,0.9,0.9,0,0.0,0.25
+1,0.8,0.8,0,0.0,0.75
+1,0.7,0.7,0,0.0,0.5
+2,0.6,0.5,1,0.1,NA
+3,0.5,0.4,2,0.1,0.375
+"""
+
+
+# ==== Numbers, against loops ====
+
+
+@pytest.fixture(scope="module")
+def found():
+    """31 queries of 6 classes, the last one a singleton, and 29 gallery rows."""
+    rng = np.random.default_rng(3)
+    labels = np.append(rng.integers(0, 5, 30), 5)
+    embeddings = rng.normal(size=(31, 4)).astype(np.float32)
+    gallery_labels = rng.integers(0, 5, 29)
+    gallery = rng.normal(size=(29, 4)).astype(np.float32)
+    return embeddings, labels, gallery, gallery_labels
+
+
+def sorted_by_distance(embeddings, gallery, row, is_one_set):
+    distances = [float(np.linalg.norm(embeddings[row] - g)) for g in gallery]
+    others = [j for j in range(len(gallery)) if not (is_one_set and j == row)]
+    return sorted(others, key=lambda j: distances[j]), distances
+
+
+@pytest.mark.parametrize("is_one_set", [True, False])
+def test_scores_of_queries_are_those_of_a_loop(found, is_one_set):
+    embeddings, labels, gallery, known = found
+    if is_one_set:
+        gallery, known = embeddings, labels
+    arguments = found[:2] if is_one_set else found
+    scores = retrieval.score_queries(*arguments)
+    for row, label in enumerate(labels):
+        order, _ = sorted_by_distance(embeddings, gallery, row, is_one_set)
+        hits = [known[j] == label for j in order]
+        r = sum(hits)
+        assert scores["num_references"][row] == r
+        if not r:
+            assert np.isnan(scores["map_at_r"][row])
+            continue
+        precisions = [sum(hits[: j + 1]) / (j + 1) for j in range(r) if hits[j]]
+        assert scores["map_at_r"][row] == pytest.approx(sum(precisions) / r)
+        assert scores["precision_at_1"][row] == hits[0]
+        assert scores["precision_at_r"][row] == pytest.approx(sum(hits[:r]) / r)
+    means = retrieval.evaluate(*arguments)
+    assert means["num_skipped"] == np.isnan(scores["map_at_r"]).sum() > 0
+    assert means["map_at_r"] == np.nanmean(scores["map_at_r"])
+
+
+def test_class_scores_are_means(found):
+    embeddings, labels, _, _ = found
+    scores = retrieval.score_queries(embeddings, labels)
+    entries = class_scores(labels, scores, 7)  # the seventh class has no image
+    assert [entry.label for entry in entries] == [0, 1, 2, 3, 4, 5]
+    for label, queries, references, hit, map_at_r in entries[:5]:
+        own = [row for row in range(31) if labels[row] == label]
+        assert (queries, references) == (len(own), len(own) - 1)
+        for value, name in ((hit, "precision_at_1"), (map_at_r, "map_at_r")):
+            assert value == pytest.approx(sum(scores[name][own]) / len(own))
+    assert entries[5][1:3] == (0, 0) and np.isnan(entries[5].map_at_r)
+
+
+def test_confusions_are_those_of_a_loop(found):
+    embeddings, labels, gallery, known = found
+    scores = retrieval.score_queries(*found)
+    distances, indices = retrieval.search(embeddings, gallery, k=4)
+    references = scores["num_references"]
+    neighbors = Neighbors(distances, indices, known[indices], references)
+    wrong, all_of, nearest = {}, {}, {}
+    for row, a in enumerate(labels):
+        order, away = sorted_by_distance(embeddings, gallery, row, False)
+        for j in order[: min(4, references[row])]:
+            b = known[j]
+            all_of[a] = all_of.get(a, 0) + 1
+            if a == b:
+                continue
+            wrong[a, b] = wrong.get((a, b), 0) + 1
+            pair = min(a, b), max(a, b)
+            nearest[pair] = min(nearest.get(pair, (9, 0, 0)), (away[j], row, j))
+    shares = confusions(labels, neighbors)
+    assert shares == {
+        (a, b): pytest.approx(n / all_of[a]) for (a, b), n in wrong.items()
+    }
+    for a, (b, share) in most_confused_with(shares).items():
+        assert share == max(s for (c, _), s in shares.items() if c == a)
+        assert share == shares[a, b]
+    pairs = confused_pairs(shares, labels, neighbors, 3)
+    sums = {(a, b): shares.get((a, b), 0) + shares.get((b, a), 0) for a, b in nearest}
+    assert [sum(p.shares) for p in pairs] == sorted(sums.values(), reverse=True)[:3]
+    for pair in pairs:
+        assert sum(pair.shares) == sums[pair.labels]
+        assert (pair.query, pair.neighbour) == nearest[pair.labels][1:]
+
+
+def test_queries_are_chosen_by_map_at_r():
+    labels = np.array([0, 0, 1, 1, 2, 3])
+    map_at_r = np.array([1.0, 0.9, 1.0, 0.0, 0.0, np.nan])
+    near = np.array([0.2, 0.0, 0.1, 0.3, 0.1, 0.0])
+    chosen = choose_queries(labels, map_at_r, near, 2, seed=1)
+    assert chosen["best"] == [2, 0]  # both are 1; row 2 has the nearer neighbour
+    assert chosen["worst"] == [4, 3]
+    assert choose_queries(labels, map_at_r, near, 9)["best"] == [2, 0, 4]
+    assert len(set(chosen["random"])) == 2 and 5 not in chosen["random"]
+    assert choose_queries(labels, map_at_r, near, 2, seed=1) == chosen
+
+
+@pytest.mark.parametrize("is_one_set", [True, False])
+def test_histogram_counts_every_pair(found, is_one_set, monkeypatch):
+    monkeypatch.setattr("keras_ccp.report.distances._CHUNK_VALUES", 200)  # 6 rows
+    embeddings, labels, gallery, known = found
+    arguments = found[:2] if is_one_set else found
+    if is_one_set:
+        gallery, known = embeddings, labels
+    histogram = distance_histogram(*arguments, num_bins=8)
+    kinds = {True: [], False: []}
+    for row, label in enumerate(labels):
+        order, away = sorted_by_distance(embeddings, gallery, row, is_one_set)
+        for j in order:
+            kinds[bool(known[j] == label)].append(away[j])
+    for counts, mean, values in (
+        (histogram.same, histogram.mean_same, kinds[True]),
+        (histogram.other, histogram.mean_other, kinds[False]),
+    ):
+        expected, _ = np.histogram(values, histogram.edges)
+        assert counts.tolist() == expected.tolist()
+        assert counts.sum() == len(values)
+        assert mean == pytest.approx(np.mean(values), rel=1e-6)
+    assert 4 < len(histogram.same) <= 8 and histogram.num_queries == 31
+    assert histogram.same[-1] + histogram.other[-1] > 0
+
+
+def test_histogram_samples_queries_of_many_pairs(found):
+    embeddings, labels, _, _ = found
+    part = distance_histogram(embeddings, labels, max_pairs=10 * 31, seed=5)
+    again = distance_histogram(embeddings, labels, max_pairs=10 * 31, seed=5)
+    assert part.num_queries == 10
+    assert part.same.sum() + part.other.sum() == 10 * 30
+    assert part.same.tolist() == again.same.tolist()
+
+
+def test_histogram_of_equal_points():
+    histogram = distance_histogram(np.ones((4, 2)), [0, 0, 1, 1])
+    assert histogram.same.tolist() == [4] and histogram.other.tolist() == [8]
+    assert histogram.mean_same == histogram.mean_other == 0
+
+
+# ==== Charts and thumbnails ====
+
+
+def test_ticks_are_round():
+    assert ticks(0, 1) == [0, 0.5, 1]  # a step of 1/4 becomes 0.5
+    assert ticks(0.5, 30.5, 6) == [5, 10, 15, 20, 25, 30]
+    assert ticks(0.243, 0.51) == [0.3, 0.4, 0.5]
+
+
+def test_range_has_room():
+    assert padded_range([np.nan, 1.0, 2.0, np.inf]) == (0.92, 2.08)
+    assert padded_range([0.0, 1.0])[0] == 0.0
+    assert padded_range([]) == (0.0, 1.0)
+    low, high = padded_range([3.0, 3.0])
+    assert low < 3 < high
+
+
+def test_line_has_a_gap_where_a_value_is_missing():
+    series = Series("<a>", [1, 2, 3, 4], [0.0, 1.0, np.nan, 1.0])
+    svg = line_chart("a & b", [series], "x", (1, 4), (0.0, 1.0), best=(2, 1.0))
+    path = re.search(r' d="(.+?)"', svg)[1]
+    assert [part[0] for part in path.split(" ") if part[0] in "ML"] == ["M", "L", "M"]
+    # The plot lies between 46 and 330, 10 and 164 (charts.py): a third of it is 94.7.
+    assert path.startswith("M46.0 164.0 L140.7 10.0 M330.0 10.0")
+    assert svg.count("data-tip") == 3 and "<a>" not in svg and "a &amp; b" in svg
+
+
+@pytest.mark.parametrize("channels, kept", [(1, 1), (2, 1), (3, 3), (4, 3)])
+def test_thumbnail_is_a_small_jpeg(channels, kept):
+    image = np.full((300, 600, channels), 0.5, np.float32)
+    prefix, _, data = thumbnail(image).partition(",")
+    assert prefix == "data:image/jpeg;base64"
+    decoded = tf.io.decode_jpeg(tf.io.decode_base64(_websafe(data))).numpy()
+    assert decoded.shape == (96, 192, kept)
+    assert abs(int(decoded[0, 0, 0]) - 128) <= 1  # 0.5 of 255
+    whole = thumbnail(np.full((8, 8, channels), 200.0))  # floats up to 255
+    decoded = tf.io.decode_jpeg(tf.io.decode_base64(_websafe(whole.split(",")[1])))
+    assert decoded.shape == (8, 8, kept) and abs(int(decoded[0, 0, 0]) - 200) <= 1
+
+
+def _websafe(data):
+    return data.replace("+", "-").replace("/", "_").rstrip("=")
+
+
+# ==== Logs ====
+
+
+def write_model(directory, shape, projections=None, seed=0):
+    """A finished model as `train_fold` leaves it, with a network of random weights."""
+    directory.mkdir(parents=True)
+    keras.utils.set_random_seed(seed)
+    embedder = keras.Sequential(
+        [
+            keras.Input(shape, dtype="uint8"),
+            keras.layers.Rescaling(1 / 255),
+            keras.layers.AveragePooling2D(4),
+            keras.layers.Flatten(),
+            keras.layers.Dense(3),
+        ]
+    )
+    embedder.save(directory / "embedder.keras")
+    (directory / "log.csv").write_text(LOG)
+    validation = {"map_at_r": 0.75}
+    summary = {"validation": validation, "num_projections": 2, "num_steps": 8}
+    (directory / "fold.json").write_text(json.dumps({**summary, "seconds": 90.0}))
+    if projections:
+        lines = "".join(f"{json.dumps(line)}\n" for line in projections)
+        (directory / "projections.jsonl").write_text(lines)
+
+
+def projection(number, radius, after):
+    names = ("mean_covering_radius", "max_covering_radius", "proxy_usage")
+    values = {**dict.fromkeys(names, radius), "mean_inter_class_distance": 1.0}
+    line = {"projection": number, "epoch": 2 * number + 1, "val_map_at_r": 0.5}
+    before = {**values, "proxy_spread": np.inf}
+    after = {**before, "proxy_spread": 0.5} if after else None
+    return {**line, "is_last": after is None, "before": before, "after": after}
+
+
+def test_history_is_read(tmp_path):
+    lines = [projection(0, 0.5, True), projection(1, 0.25, False)]
+    write_model(tmp_path / "repeat0" / "fold1", (8, 8, 3), lines)
+    (tmp_path / "repeat0" / "fold0").mkdir()  # not finished
+    (history,) = read_histories(tmp_path)
+    assert (history.repeat, history.fold) == (0, 1)
+    assert history.epochs.tolist() == [0, 1, 2, 3]
+    # Epoch 1 was run again, and only that counts.
+    assert history.columns["val_map_at_r"].tolist()[:2] == [0.25, 0.5]
+    assert np.isnan(history.columns["val_map_at_r"][2])
+    assert history.switches == [2, 3]
+    # One more switch at the end of the last epoch, which the log cannot tell.
+    later = history._replace(summary={**history.summary, "num_projections": 3})
+    assert later.switches == [2, 3, 4]
+    assert history.losses == ["loss", "pair_loss", "proximal_loss"]
+    assert history.rows[1] == (2, [0.7, 0.7, 0.0, 0.0, 0.5])
+    assert history.projections == lines
+
+
+# ==== The page ====
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """A run of two repetitions on eight classes, four of them for the test."""
+    root = tmp_path_factory.mktemp("report")
+    rng = np.random.default_rng(0)
+    # Seven classes of six images about a colour, and one of a single image.
+    labels = np.append(np.repeat(np.arange(7), 6), 7)
+    coarse = rng.integers(0, 160, (43, 4, 4, 3)) + 13 * labels[:, None, None, None]
+    images = coarse.repeat(4, axis=1).repeat(4, axis=2)
+    names = [f"{letter} class" for letter in "ABCDEFG"]
+    images = images.clip(0, 255).astype("uint8")
+    np.savez(root / "data.npz", images=images, labels=labels, class_names=[*names, ODD])
+    out = root / "run"
+    values = {
+        "method": "MS-CCP",
+        "data": {"name": "npz", "file": "data.npz", "folds": 2, "train_classes": 4},
+        "embedder": {"backbone": "small_cnn", "embedding_dim": 3},
+        "loss": {"name": "multi_similarity"},
+    }
+    lines = [projection(0, 0.5, True), projection(1, 0.25, False)]
+    for repeat in range(2):
+        for fold in range(2):
+            directory = out / f"repeat{repeat}" / f"fold{fold}"
+            write_model(
+                directory, (16, 16, 3), lines if fold else None, 2 * repeat + fold
+            )
+    (out / "config.yaml").write_text(dump_config(check_config(values)), "utf-8")
+    # Metrics that are not there are made.
+    path = write_report(out, root)
+    return path, json.loads((out / "metrics.json").read_text())
+
+
+class Page(html.parser.HTMLParser):
+    """What a page loads, shows and says to a screen reader."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.tags, self.links, self.faults, self.text = [], [], [], ""
+        self.feed(text)
+
+    def handle_starttag(self, tag, attributes):
+        attributes = dict(attributes)
+        self.tags.append(tag)
+        self.links += [attributes[k] for k in ("src", "href") if k in attributes]
+        needed = {"img": "alt", "th": "scope", "svg": "aria-label", "html": "lang"}
+        if not attributes.get(needed.get(tag, ""), tag):
+            self.faults.append((tag, attributes))
+        if tag in needed and needed[tag] not in attributes:
+            self.faults.append((tag, attributes))
+
+    def handle_data(self, data):
+        self.text += data
+
+
+def test_page_holds_all_it_needs(run):
+    path, metrics = run
+    text = path.read_text("utf-8")
+    page = Page(text)
+    assert path.name == "report.html" and page.faults == []
+    assert page.links and all(link.startswith(("data:", "#")) for link in page.links)
+    assert not re.search(r"https?://|url\(|@import|srcset", text)
+    assert page.tags.count("script") == 1
+    # Two models of three charts, twice; three of projections, twice; distances.
+    assert page.tags.count("svg") == 2 * 2 * 3 + 2 * 3 + 1
+    for kind in ("separated", "concatenated"):
+        score = metrics[kind]["map_at_r"]
+        mean, half = 100 * score["mean"], 100 * score["interval"]
+        assert f"{mean:.2f} ±\xa0{half:.2f}" in page.text
+    assert ODD in page.text and "<b onload" not in text
+    assert "The paper has no row MS-CCP on npz" in page.text
+    assert "class_names" not in page.text and "inf" in page.text
+
+
+def test_galleries_show_neighbours_and_whether_they_are_right(run):
+    path, _ = run
+    text = path.read_text("utf-8")
+    # Three test classes have queries: best and worst of each, six at random.
+    assert text.count('<li class="gallery">') == 3 + 3 + 6
+    frames = re.findall(
+        r'<figure class="(right|wrong)"><img src="data:\S+" '
+        r'alt="Neighbour \d, (\w+): (.+?)".+?<figcaption>(.+?)</figcaption>',
+        text,
+    )
+    assert len(frames) == 12 * 5
+    for kind, said, name, caption in frames:
+        assert kind == said
+        assert caption == ("✓" if kind == "right" else f"✗ {name}")
+    shown = re.search(
+        r'alt="Query: (.+?)".+?MAP@R ([\d.]+).+?<ol>(.+?)</ol>', text, re.S
+    )
+    own = re.findall(r'alt="Neighbour \d, \w+: (.+?)"', shown[3])
+    kinds = re.findall(r'<figure class="(\w+)">', shown[3])
+    assert kinds == ["right" if name == shown[1] else "wrong" for name in own]
+    # Five true references: the neighbours shown are those of MAP@R.
+    hits = [kind == "right" for kind in kinds]
+    value = sum(sum(hits[: j + 1]) / (j + 1) for j in range(5) if hits[j]) / 5
+    assert float(shown[2]) == pytest.approx(100 * value, abs=0.006)
+
+
+def test_published_row_and_gallery_of_its_own(tmp_path, monkeypatch):
+    # In-shop has queries and a gallery; C2 on it is published: 86.32 and 83.04 P@1.
+    # As arrays, since the graph that decodes files takes seconds to build.
+    rng = np.random.default_rng(0)
+    parts = [
+        Dataset(rng.integers(0, 256, (count, 8, 8, 3)).astype("uint8"), labels)
+        for count, labels in (
+            (4, [0, 0, 1, 1]),
+            (8, [0, 1, 2, 3] * 2),
+            (12, [3, 2, 1, 0] * 3),
+        )
+    ]
+    monkeypatch.setattr("keras_ccp.report.page.load_splits", lambda *_: Splits(*parts))
+    out = tmp_path / "run"
+    write_model(out / "repeat0" / "fold0", (8, 8, 3))
+    values = {
+        "method": "C2",
+        "data": {"name": "in_shop"},
+        "embedder": {"backbone": "small_cnn", "embedding_dim": 3},
+        "loss": {"name": "contrastive"},
+    }
+    (out / "config.yaml").write_text(dump_config(check_config(values)), "utf-8")
+    names = ("precision_at_1", "precision_at_r", "map_at_r")
+    single = dict.fromkeys(names, {"mean": 0.125, "interval": np.nan})
+    metrics = {"dataset": "in_shop", "method": "C2", "separated": single}
+    metrics |= {"concatenated": single, "models": [dict.fromkeys(names, 0.125)]}
+    (out / "metrics.json").write_text(json.dumps(metrics))
+    path = write_report(out, ".", tmp_path / "elsewhere" / "page.html")
+    page = Page(path.read_text("utf-8"))
+    assert path == tmp_path / "elsewhere" / "page.html"
+    assert "86.32" in page.text and "83.04" in page.text
+    assert "12.50" in page.text and "12.50 ±" not in page.text
+    # 8 queries x 12 images: 3 of the own class each.
+    assert "All 8 queries\nagainst the whole gallery:\n24 pairs of one" in page.text
+    assert "20 images of 4 classes" in page.text and "Projections" not in page.text
+    assert page.text.count("✓") + page.text.count("✗") == 2 + (4 + 4 + 6) * 5
+
+
+def test_no_run_is_refused(tmp_path):
+    with pytest.raises(FileNotFoundError, match="There is no run"):
+        write_report(tmp_path, ".")
+
+
+def luminance(colour):
+    # Web Content Accessibility Guidelines 2.1, relative luminance.
+    values = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+    linear = [
+        v / 12.92 if v <= 0.04045 else ((v + 0.055) / 1.055) ** 2.4 for v in values
+    ]
+    return float(np.dot(linear, (0.2126, 0.7152, 0.0722)))
+
+
+def test_colours_have_contrast():
+    # The guidelines ask for 4.5 of text and 3 of graphics.
+    folder = Path(keras_ccp.__file__).parent / "html_page"
+    text = (folder / "base.html.j2").read_text("utf-8")
+    schemes = re.findall(r":root \{(.+?)\}", text, re.S)
+    assert len(schemes) == 2
+    for scheme in schemes:
+        colours = dict(re.findall(r"--(\w+): (#\w{6})", scheme))
+        light = {name: luminance(value) for name, value in colours.items()}
+        for back in ("back", "panel"):
+            for name in light.keys() - {"back", "panel", "line"}:
+                low, high = sorted([light[name], light[back]])
+                assert (high + 0.05) / (low + 0.05) >= 4.5, (name, back, colours)
+
+
+# ==== In a browser ====
+
+# Looks at the page it is added to, and says on the console what it sees.
+PROBE = """<script>{
+const tip = document.querySelector("#tip");
+const heads = [...document.querySelectorAll("#classes thead th")];
+const column = (i) => [...document.querySelectorAll("#classes tbody tr")]
+  .map((row) => row.cells[i].textContent);
+const sorts = [];
+for (const place of [1, 1, 0]) {
+  heads[place].querySelector("button").click();
+  sorts.push([heads[place].ariaSort, column(place)]);
+}
+const point = document.querySelector(".strip");
+point.dispatchEvent(new PointerEvent("pointerover", { bubbles: true }));
+const shown = [tip.hidden, tip.textContent];
+document.body.dispatchEvent(new PointerEvent("pointerover", { bubbles: true }));
+for (const part of document.querySelectorAll("details")) part.open = true;
+const images = [...document.images];
+console.log("PROBE" + JSON.stringify({
+  width: innerWidth, scrolls: document.documentElement.scrollWidth, sorts, shown,
+  hidden: tip.hidden, broken: images.filter((i) => !i.naturalWidth).length,
+  images: images.length, back: getComputedStyle(document.body).backgroundColor,
+}));
+}</script></body>"""
+
+
+def browse(folder, page, *options):
+    """Opens a page 360 and 1200 pixels wide: what it probes, and its other messages.
+
+    In frames, since a window of Chromium is at least 500 pixels wide.
+    """
+    (folder / "page.html").write_text(page.replace("</body>", PROBE), "utf-8")
+    frames = "".join(
+        f'<iframe src="page.html" style="border:0; width:{width}px; height:2400px">'
+        "</iframe>"
+        for width in (360, 1200)
+    )
+    (folder / "frames.html").write_text(f"<!doctype html>{frames}", "utf-8")
+    command = [
+        CHROMIUM,
+        "--headless",
+        "--no-sandbox",
+        "--disable-gpu",
+        f"--user-data-dir={folder / 'profile'}",
+        "--enable-logging=stderr",
+        "--v=0",
+        f"--screenshot={folder / 'page.png'}",
+        "--window-size=1600,2400",
+        *options,
+        (folder / "frames.html").as_uri(),
+    ]
+    result = subprocess.run(command, capture_output=True, timeout=120, check=True)
+    messages = re.findall(
+        r'CONSOLE:\d+\] "(.*)", source: ', result.stderr.decode("utf-8", "replace")
+    )
+    probes = [m.removeprefix("PROBE") for m in messages if m.startswith("PROBE")]
+    others = [m for m in messages if not m.startswith("PROBE")]
+    return sorted(map(json.loads, probes), key=lambda p: p["width"]), others
+
+
+needs_chromium = pytest.mark.skipif(
+    CHROMIUM is None, reason="Chromium is not installed: apt-get install chromium"
+)
+
+
+@needs_chromium
+def test_page_in_a_browser(run, tmp_path):
+    page = run[0].read_text("utf-8")
+    probes, others = browse(tmp_path, page)
+    assert others == []
+    phone, desk = probes
+    assert (phone["width"], desk["width"]) == (360, 1200)
+    for probe in probes:
+        assert probe["scrolls"] <= probe["width"]
+        assert probe["images"] > 60 and probe["broken"] == 0
+        assert probe["shown"] == [False, "evaluation 1: Validation MAP@R 25 %"]
+        assert probe["hidden"]
+        down, up, names = probe["sorts"]
+        # The singleton has no MAP@R and comes last from the top down.
+        assert down[0] == "descending" and down[1][-1] == "–"
+        values = [float(value) for value in down[1][:-1]]
+        assert values == sorted(values, reverse=True) and len(values) == 3
+        assert up == ["ascending", down[1][::-1]]
+        assert names == ["ascending", ["E class", "F class", "G class", ODD]]
+    pixels = tf.io.decode_png((tmp_path / "page.png").read_bytes()).numpy()
+    assert pixels.shape[:2] == (2400, 1600)
+    for part in (pixels[:, :360], pixels[:, 380:1560]):
+        assert part.std() > 20  # text and pictures, not one colour
+
+
+@needs_chromium
+def test_page_is_dark_where_the_system_is(run, tmp_path):
+    page = run[0].read_text("utf-8")
+    probes, others = browse(tmp_path, page, "--blink-settings=preferredColorScheme=0")
+    assert others == []
+    assert {probe["back"] for probe in probes} == {"rgb(20, 24, 29)"}  # #14181d
+
+
+@needs_chromium
+@pytest.mark.parametrize(
+    ("fault", "said"),
+    [
+        ("<script>nonsense()</script>", "nonsense is not defined"),
+        ('<img src="https://example.org/a.png" alt="">', "Content Security Policy"),
+    ],
+)
+def test_faults_of_a_page_are_seen(run, tmp_path, fault, said):
+    page = run[0].read_text("utf-8").replace("<main>", f"<main>{fault}")
+    _, others = browse(tmp_path, page)
+    assert others and all(said in message for message in others)
