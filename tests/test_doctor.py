@@ -1,0 +1,481 @@
+"""The doctor finds what was planted, and nothing in what is sound."""
+
+import io
+
+import numpy as np
+import PIL.Image
+import pytest
+import rich.console
+
+from keras_ccp.config import check_config
+from keras_ccp.datasets import Dataset
+from keras_ccp.doctor import Finding, diagnose, diagnosis, findings_text, has_errors
+from keras_ccp.doctor.estimate import Speed, memory_bytes, time_note
+from keras_ccp.doctor.image_facts import read_images
+from keras_ccp.doctor.label_checks import unscored_queries
+from keras_ccp.doctor.near_duplicates import difference_hash, near_duplicates
+from keras_ccp.experiment.fold import make_model
+from keras_ccp.experiment.splits import Splits, load_splits
+
+NUM_CLASSES, NUM_IMAGES = 12, 4
+
+
+def config(**sections):
+    """Six training classes, of which each of two models trains on three."""
+    values = {
+        "method": "C2-CCP",
+        "data": {"name": "folder", "folds": 2, "size": 16, "augmentation": "mlrc"},
+        "embedder": {
+            "backbone": "small_cnn",
+            "embedding_dim": 4,
+            "frozen_statistics": False,
+        },
+        "loss": {"name": "contrastive"},
+        "proxies": {"per_class": 2, "pool_size": 4},
+        "training": {"batch_size": 6, "samples_per_class": 2},
+    }
+    for name, section in sections.items():
+        values[name] = {**values[name], **section}
+    return check_config(values)
+
+
+def pixels(seed, height=64, width=72):
+    """A smooth picture, each seed another."""
+    coarse = np.random.default_rng(seed).integers(0, 256, (4, 5, 3), np.uint8)
+    picture = PIL.Image.fromarray(coarse).resize((width, height), PIL.Image.BICUBIC)
+    return np.asarray(picture)
+
+
+def save(path, array, **options):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    PIL.Image.fromarray(array).save(path, **options)
+
+
+def file(root, label, number):
+    return root / f"thing{label:02d}" / f"{number}.png"
+
+
+@pytest.fixture(autouse=True)
+def _fresh_keras_state():
+    """In place of that of all tests, after which the graph that decodes is made anew.
+
+    That takes a second, and nothing here depends on a state or a seed.
+    """
+
+
+@pytest.fixture
+def root(tmp_path):
+    """Twelve classes of four images, of which the first six train."""
+    for label in range(NUM_CLASSES):
+        for number in range(NUM_IMAGES):
+            save(file(tmp_path, label, number), pixels(100 * label + number))
+    return tmp_path
+
+
+def write_npz(root, labels):
+    images = np.stack([pixels(seed) for seed in range(len(labels))])
+    np.savez(root / "data.npz", images=images, labels=labels)
+    return config(data={"name": "npz", "file": "data.npz", "augmentation": "small"})
+
+
+def write_table(root, rename=lambda row, label: (row, label)):
+    rows = [
+        rename(f"thing{label:02d}/{number}.png", f"thing{label:02d}")
+        for label in range(NUM_CLASSES)
+        for number in range(NUM_IMAGES)
+    ]
+    lines = ["path,label", *(",".join(row) for row in rows)]
+    (root / "list.csv").write_text("\n".join(lines))
+    return config(data={"name": "table", "file": "list.csv"})
+
+
+# ==== Faults: each is planted, and gives the configuration to look at ====
+
+
+def truncated(root):
+    path = file(root, 2, 1)
+    path.write_bytes(path.read_bytes()[:200])
+
+
+def no_image(root):
+    file(root, 8, 0).write_text("<html>404</html>")
+
+
+def missing_file(root):
+    chosen = write_table(root)
+    file(root, 3, 3).unlink()
+    return chosen
+
+
+def negative_label(root):
+    labels = np.repeat(np.arange(12), 4)
+    labels[5] = -1
+    return write_npz(root, labels)
+
+
+def nan_label(root):
+    labels = np.repeat(np.arange(12.0), 4)
+    labels[[5, 7]] = np.nan
+    return write_npz(root, labels)
+
+
+def nan_in_table(root):
+    return write_table(
+        root, lambda path, label: (path, label.replace("thing07", "NaN"))
+    )
+
+
+def label_gap(root):
+    labels = np.repeat(np.arange(13), 4)
+    return write_npz(root, labels[labels != 7])
+
+
+def large_batch(root):
+    return config(training={"batch_size": 8})
+
+
+def small_class(root):
+    for number in (2, 3):
+        file(root, 1, number).unlink()
+    sections = {"batch_size": 12, "samples_per_class": 4}
+    return config(training=sections, proxies={"pool_size": 2})
+
+
+def many_proxies(root):
+    return config(proxies={"per_class": 6, "pool_size": 12})
+
+
+def training_singleton(root):
+    for number in (1, 2, 3):
+        file(root, 4, number).unlink()
+
+
+def query_singleton(root):
+    for number in (1, 2, 3):
+        file(root, 9, number).unlink()
+
+
+def exact_copy(root):
+    # The same pixels in another file format.
+    save(root / "thing10" / "copy.bmp", pixels(0))
+
+
+def near_copy(root):
+    half = PIL.Image.fromarray(pixels(201)).resize((36, 32), PIL.Image.BILINEAR)
+    half.save(root / "thing11" / "copy.jpg", quality=60)
+
+
+def other_label(root):
+    save(file(root, 5, 9), pixels(100))
+
+
+def class_overlap(root):
+    # By its name the one is the first of all classes, the other the last.
+    (root / "thing11").rename(root / "thing_11")
+    for number in range(NUM_IMAGES):
+        save(root / "thing 11" / f"{number}.png", pixels(5000 + number))
+
+
+def missing_weights(root):
+    return config(embedder={"backbone": "bn_inception", "weights": "weights.pth"})
+
+
+# Severity, check, part of the fix, and places.
+FAULTS = {
+    truncated: (
+        "error",
+        "unreadable",
+        "`data.unreadable: skip`",
+        ["thing02/1.png: "],
+    ),
+    no_image: ("error", "unreadable", "mend or replace", ["thing08/0.png: "]),
+    missing_file: ("error", "data", "thing03/3.png. Get them from", []),
+    negative_label: ("error", "data", "leave those images out", []),
+    nan_label: ("error", "data", "leave those images out", []),
+    nan_in_table: (
+        "warning",
+        "missing labels",
+        "leave these images out",
+        ["'NaN': 4 images"],
+    ),
+    label_gap: ("warning", "label gaps", "add the images", ["label 7"]),
+    large_batch: ("error", "too few classes", "lower `training.batch_size` to 6", []),
+    small_class: (
+        "warning",
+        "class sizes",
+        "or lower `training.samples_per_class` to 2",
+        ["'thing01': 2 images"],
+    ),
+    many_proxies: (
+        "warning",
+        "class sizes",
+        "or lower `proxies.per_class` to 4",
+        [f"'thing0{label}': 4 images" for label in range(6)],
+    ),
+    training_singleton: (
+        "warning",
+        "singletons",
+        "add images to these classes",
+        ["'thing04': 1 image"],
+    ),
+    query_singleton: (
+        "warning",
+        "singletons",
+        "add images to these test classes",
+        ["'thing09'"],
+    ),
+    exact_copy: (
+        "warning",
+        "exact duplicates",
+        "remove them from one side",
+        ["thing00/0.png (training) = thing10/copy.bmp (test)"],
+    ),
+    near_copy: (
+        "warning",
+        "near duplicates",
+        "remove copies from one side",
+        ["thing02/1.png (training) = thing11/copy.jpg (test)"],
+    ),
+    other_label: (
+        "warning",
+        "two labels",
+        "keep the image under its right label",
+        ["thing01/0.png (training) = thing05/9.png (training)"],
+    ),
+    class_overlap: (
+        "warning",
+        "class overlap",
+        "give one class one name",
+        ["'thing 11' trains, 'thing_11' tests"],
+    ),
+    missing_weights: ("error", "weights", "put it there", ["weights.pth"]),
+}
+
+
+@pytest.mark.parametrize("plant", FAULTS, ids=lambda plant: plant.__name__)
+def test_fault_is_found_alone_and_its_fix_named(plant, root, monkeypatch):
+    monkeypatch.setattr(diagnosis, "estimate", lambda *_: [])
+    chosen = plant(root) or config()
+    findings = diagnose(chosen, root, progress=False)
+    (finding,) = [finding for finding in findings if finding.severity != "note"]
+    severity, check, fix, where = FAULTS[plant]
+    assert (finding.severity, finding.check) == (severity, check)
+    assert fix in finding.fix
+    assert len(finding.where) == len(where)
+    for place, beginning in zip(finding.where, where, strict=True):
+        assert place.startswith(beginning)
+
+
+# ==== Sound data, and what is only noted ====
+
+
+def test_nothing_is_found_in_sound_data(root):
+    findings = diagnose(config(), root, progress=False)
+    assert [(f.severity, f.check) for f in findings] == [
+        ("note", "time"),
+        ("note", "memory"),
+    ]
+    assert not has_errors(findings)
+
+
+def test_a_step_that_fails_is_an_error(root):
+    # Of arrays, though these images are encoded.
+    chosen = config(data={"augmentation": "small"})
+    (finding,) = diagnose(chosen, root, progress=False)
+    assert (finding.severity, finding.check) == ("error", "first step")
+    assert "take `mlrc_augmentation()`" in finding.fix
+
+
+def test_unusual_formats_are_noted(root, monkeypatch):
+    monkeypatch.setattr(diagnosis, "estimate", lambda *_: [])
+    rgb = PIL.Image.fromarray(pixels(9000))
+    rgb.convert("CMYK").save(root / "thing00" / "cmyk.jpg")
+    deep = PIL.Image.fromarray(pixels(9001)[..., 0].astype(np.uint16) * 257)
+    deep.save(root / "thing01" / "deep.png")
+    exif = PIL.Image.Exif()
+    exif[0x0112] = 6  # orientation: a quarter turn
+    PIL.Image.fromarray(pixels(9002)).save(root / "thing07" / "turned.jpg", exif=exif)
+    findings = diagnose(config(), root, progress=False)
+    assert [finding for finding in findings if finding.severity != "note"] == []
+    assert {f.what.split(" images")[0]: f.where for f in findings} == {
+        "CMYK": ("thing00/cmyk.jpg",),
+        "16-bit": ("thing01/deep.png",),
+        "EXIF orientation": ("thing07/turned.jpg",),
+    }
+
+
+def test_unreadable_images_that_the_run_skips(root, monkeypatch):
+    seen = []
+    monkeypatch.setattr(
+        diagnosis, "estimate", lambda _, splits, __: seen.append(splits) or []
+    )
+    truncated(root)
+    chosen = config(data={"unreadable": "skip"})
+    (finding, note) = diagnose(chosen, root, progress=False)
+    assert (finding.severity, finding.check) == ("warning", "unreadable")
+    # What is left of the class is fewer than the pool draws.
+    assert note.where == ("'thing02': 3 images",)
+    (splits,) = seen
+    assert len(splits.training) == 6 * 4 - 1 and splits.training.size == 16
+    for number in range(NUM_IMAGES):
+        file(root, 2, number).write_bytes(b"")
+    findings = diagnose(chosen, root, progress=False)
+    errors = [finding for finding in findings if finding.severity == "error"]
+    assert [error.where for error in errors] == [("'thing02'",)]
+
+
+def test_known_duplicates_of_the_bundled_emoji(monkeypatch):
+    monkeypatch.setattr(diagnosis, "estimate", lambda *_: [])
+    data = {"name": "emoji", "augmentation": "small", "split_seed": 0}
+    findings = diagnose(config(data=data), ".", progress=False)
+    # A vendor draws "white square button" and "black medium square" alike, bit for bit.
+    assert [finding.check for finding in findings][0] == "exact duplicates"
+    (pair,) = findings[0].where
+    assert "'white-square-button' (training)" in pair
+    assert "'black-medium-square' (test)" in pair
+
+
+def test_queries_without_an_image_in_the_gallery():
+    images = np.zeros((4, 8, 8, 3), np.uint8)
+    query = Dataset(images, ["a", "a", "b", "c"])
+    gallery = Dataset(images[:2], ["b", "c"])
+    (finding,) = unscored_queries(Splits(query, query, gallery))
+    assert finding.severity == "warning" and finding.where == ("'a'",)
+    assert finding.what.startswith("2 of 4 test images")
+    (finding,) = unscored_queries(Splits(query, query, Dataset(images[:1], ["d"])))
+    assert finding.severity == "error"
+
+
+# ==== Near duplicates ====
+
+
+def test_difference_hash_by_hand():
+    thumbnails = np.random.default_rng(0).integers(0, 256, (3, 8, 9, 3), np.uint8)
+    expected = []
+    for thumbnail in thumbnails:
+        luma = (thumbnail * (0.299, 0.587, 0.114)).sum(-1)
+        bits = [luma[i, j + 1] > luma[i, j] for i in range(8) for j in range(8)]
+        packed = np.packbits(bits)
+        expected.append(int.from_bytes(packed.tobytes(), "little"))
+    assert difference_hash(thumbnails).tolist() == expected
+
+
+def test_near_duplicates_are_those_of_a_loop():
+    rng = np.random.default_rng(0)
+    others = rng.integers(0, 240, (90, 8, 9, 3), np.uint8)
+    sources = rng.integers(0, 90, 130)
+    noise = rng.integers(0, 21, (130, 8, 9, 3), np.uint8)
+    thumbnails = (
+        others[sources] + noise * (np.arange(130) % 3 == 0)[:, None, None, None]
+    )
+    thumbnails[::2] = rng.integers(0, 256, (65, 8, 9, 3), np.uint8)
+    expected = []
+    for row, thumbnail in enumerate(thumbnails):
+        for other in others:
+            bits = difference_hash(np.stack([thumbnail, other]))
+            is_near = bin(int(bits[0]) ^ int(bits[1])).count("1") <= 6
+            if is_near and np.abs(thumbnail.astype(int) - other).max() <= 20:
+                expected.append((row, int(sources[row])))
+    found = near_duplicates(thumbnails, others)
+    assert found.tolist() == [list(pair) for pair in expected]
+    assert 40 < len(expected) < 65  # noise takes some of them too far
+    assert near_duplicates(thumbnails[:0], others).shape == (0, 2)
+
+
+def test_what_a_near_duplicate_is():
+    images = [pixels(seed, 96, 108) for seed in range(20)]
+    originals = read_images(Dataset(np.stack(images), range(20)), lambda: None)
+
+    def facts(change):
+        encoded = []
+        for image in images:
+            buffer = io.BytesIO()
+            change(PIL.Image.fromarray(image)).save(buffer, "JPEG", quality=50)
+            encoded.append(buffer.getvalue())
+        return read_images(Dataset(encoded, range(20)), lambda: None)
+
+    for change in (
+        lambda image: image,
+        lambda image: image.resize((54, 48), PIL.Image.BILINEAR),
+        lambda image: image.point(lambda value: value * 0.95),
+    ):
+        pairs = near_duplicates(facts(change).thumbnails, originals.thumbnails)
+        assert pairs.tolist() == [[i, i] for i in range(20)]
+    mirrored = facts(lambda image: image.transpose(PIL.Image.FLIP_LEFT_RIGHT))
+    assert not len(near_duplicates(mirrored.thumbnails, originals.thumbnails))
+
+
+@pytest.mark.parametrize("scale, offset", [(1 / 255, 0), (2 / 255, -1), (1, 0)])
+def test_float_images_are_as_the_same_in_bytes(scale, offset):
+    images = np.stack([pixels(seed) for seed in range(4)])
+    images[0, 0, :2] = [[0] * 3, [255] * 3]  # so that the range is known
+    expected = read_images(Dataset(images, range(4)), lambda: None)
+    floats = Dataset((images * scale + offset).astype(np.float32), range(4))
+    found = read_images(floats, lambda: None)
+    difference = found.thumbnails.astype(int) - expected.thumbnails
+    assert np.abs(difference).max() <= 1
+    assert len(set(found.digests)) == 4
+
+
+# ==== Estimates ====
+
+
+def test_time_by_hand(root):
+    # 2 models on 3 classes of 4, that validate on 12 images; a test of 24 images.
+    chosen = config(
+        training={
+            "steps_per_evaluation": 10,
+            "max_evaluations": 100,
+            "stop_patience": 19,
+        },
+        proxies={"switching": True, "patience": 5, "pool_size": 3},
+    )
+    splits = load_splits(chosen.data, root)
+    note = time_note(chosen, splits, Speed(step=2.0, image=0.1, pair=0.001))
+    # At least 20 evaluations: 2 * 20 * (10 * 2 + 12 * .1 + 144 * .001) = 853.76; one
+    # pool of 2 * 3 * 3 images: 1.8; test: 2 * 24 * .1 + 4 * 576 * .001 = 7.104.
+    # At most 100: 4268.8; 21 pools: 37.8; test as before. 862.664 s and 4313.704 s.
+    assert note.what.startswith("about 14 min to 72 min on this machine, for 2 model")
+    assert (
+        "20 to 100 evaluations" in note.what
+        and "2000 ms a step, 10 images" in note.what
+    )
+
+
+def test_memory_by_hand(root):
+    chosen = config()
+    splits = load_splits(chosen.data, root)
+    model = make_model(chosen, splits.training, root)
+    sizes = memory_bytes(chosen, splits, model)
+    weights = sum(np.prod(weight.shape) for weight in model.embedder.get_weights())
+    assert sizes["weights"] == 7 * 4 * weights
+    # 6 classes of 2 proxies of 4 numbers, 7 times, and 12 x 6 distances twice.
+    assert sizes["proxies"] == 4 * (7 * 12 * 4 + 2 * 12 * 6)
+    assert sizes["embeddings"] == 4 * 4 * 2 * 24
+    assert sizes["images"] == sum(
+        len(path) for part in (splits.training, splits.query) for path in part.images
+    )
+
+
+# ==== As text ====
+
+
+def test_text_of_findings():
+    findings = [
+        Finding("error", "unreadable", "images", "mend", tuple("abcdefg")),
+        Finding("note", "time", "about [1 h]", "wait"),
+    ]
+    buffer = io.StringIO()
+    rich.console.Console(file=buffer, width=60).print(findings_text(findings))
+    assert buffer.getvalue().splitlines() == [
+        "error unreadable: images",
+        *(f"  - {place}" for place in "abcde"),
+        "  - ... 7 in all",
+        "  fix: mend",
+        "",
+        "note time: about [1 h]",
+        "  fix: wait",
+        "",
+        "errors: 1, warnings: 0, notes: 1",
+    ]
+    assert has_errors(findings) and not has_errors(findings[1:])
