@@ -3,22 +3,23 @@
 import logging
 from typing import Any
 
-import keras
 import numpy as np
 
 from keras_ccp import retrieval
 from keras_ccp.arguments import check_int, check_number
 from keras_ccp.best_weights import BestWeights
+from keras_ccp.image_checks import check_evaluation_images, warn_of_shared_images
 from keras_ccp.model import CCPModel
 from keras_ccp.pipeline import EvaluationData
 from keras_ccp.pool import Pool
+from keras_ccp.problem_events import ProblemEvents
+from keras_ccp.projections import reference_embeddings
 from keras_ccp.proxies import reset_slots
-from keras_ccp.training_data import check_image_shape
 
 logger = logging.getLogger("keras_ccp")
 
 
-class CCPCallback(keras.callbacks.Callback):
+class CCPCallback(ProblemEvents):
     """Stops each proxy problem by MAP@R and begins the next one.
 
     At the start of the training the proxies become K-Center picks of the pool. At
@@ -32,7 +33,8 @@ class CCPCallback(keras.callbacks.Callback):
     A model without proxies is evaluated and restored in the same way, with no
     switches: the pairwise baseline. Each `fit` starts afresh; beside a `Backup` a
     killed one goes on. Keras' `BackupAndRestore` forgets the best weights and the
-    waiting: a run it resumes switches at other times.
+    waiting: a run it resumes switches at other times. Other callbacks are told when a
+    problem has ended: see `ProblemEvents`, and `ProjectionLog` for the numbers.
 
     Args:
         pool: images of all training classes, from which proxies are chosen: a
@@ -86,6 +88,7 @@ class CCPCallback(keras.callbacks.Callback):
         check_number("min_delta", min_delta, minimum=0)
         self.pool = Pool(EvaluationData(pool, "pool"), pool_size, seed)
         self.validation = EvaluationData(validation, "validation")
+        warn_of_shared_images(self.validation, self.pool.data)
         if np.unique_counts(self.validation.labels).counts.max() < 2:
             raise ValueError(
                 "`validation` must have classes of two images or more: a single image "
@@ -165,6 +168,7 @@ class CCPCallback(keras.callbacks.Callback):
             self.switch()
 
     def on_train_end(self, logs=None):
+        self.tell_problem_end(self._best_of_problem, is_last=True)
         if self.restore_best:
             self._best_of_run.restore(self.model)
 
@@ -199,7 +203,7 @@ class CCPCallback(keras.callbacks.Callback):
         current = self.model.embedder.get_weights()
         best.restore(self.model)
         self.model.take_snapshot()
-        converged = self._embedded_references()
+        converged = reference_embeddings(self.model)
         if not self.restore_on_switch:
             self.model.embedder.set_weights(current)
         if not self._choose_references(covered=converged):
@@ -214,6 +218,7 @@ class CCPCallback(keras.callbacks.Callback):
             self.num_projections,
             best.map_at_r,
         )
+        self.tell_problem_end(best, is_last=False)
 
     @property
     def _switches(self) -> bool:
@@ -230,8 +235,8 @@ class CCPCallback(keras.callbacks.Callback):
                 "CCPCallback needs a `CCPModel`. "
                 f"Received: type(model)={type(self.model).__name__}"
             )
-        for name, data in (("pool", self.pool.data), ("validation", self.validation)):
-            check_image_shape(name, data.image_shape, self.model.image_shape)
+        for data in (self.pool.data, self.validation):
+            check_evaluation_images(data, self.model.image_spec)
         if not self._is_finite():
             raise ValueError(
                 "The model's weights must be finite at the start of the training. "
@@ -268,14 +273,6 @@ class CCPCallback(keras.callbacks.Callback):
         if self.model.optimizer is not None:
             reset_slots(self.model.optimizer, self.model.proxy_bank.proxies)
         return True
-
-    def _embedded_references(self) -> np.ndarray:
-        """`(num_classes, proxies_per_class, dim)` references as they are now."""
-        bank = self.model.reference_bank
-        if self.model.sample_bank is None:
-            return np.asarray(self.model.normalize(bank.proxies))
-        embeddings = self.model.predict(bank.rows(), verbose=0)
-        return embeddings.reshape(bank.num_classes, bank.samples_per_class, -1)
 
     def _embed(self, data: EvaluationData, rows: np.ndarray | None = None):
         return self.model.predict(data.batches(rows), verbose=0)

@@ -4,6 +4,7 @@ import logging
 
 import numpy as np
 
+from keras_ccp.distribute import has_workers
 from keras_ccp.k_center import k_center_greedy
 from keras_ccp.model import CCPModel
 from keras_ccp.pipeline import EvaluationData
@@ -23,6 +24,7 @@ class Pool:
     def __init__(self, data: EvaluationData, pool_size: int, seed: int | None):
         self.data = data
         self.pool_size = pool_size
+        self.has_seed = seed is not None
         self.seed = np.random.SeedSequence().entropy if seed is None else int(seed)
 
     def check(self, num_classes: int, proxies_per_class: int) -> None:
@@ -73,7 +75,15 @@ class Pool:
             `(num_classes, proxies_per_class)` rows of the pool that were picked and
             their `(num_classes, proxies_per_class, dim)` embeddings, or `None` if an
             embedding is not finite.
+
+        Raises:
+            ValueError: if several processes would draw with seeds of their own.
         """
+        if not self.has_seed and has_workers(model.distribute_strategy):
+            raise ValueError(
+                "`seed` must be an integer where several workers train, so that all "
+                "of them choose the same proxies. Received: seed=None"
+            )
         # Each problem has a generator of its own, so that a run which is resumed
         # draws what it would have drawn.
         rng = np.random.default_rng([self.seed, int(model.num_projections.numpy())])

@@ -6,7 +6,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from keras_ccp.arguments import check_int
+from keras_ccp.arguments import as_floats, check_int
 
 
 @keras.saving.register_keras_serializable(package="keras_ccp")
@@ -71,8 +71,11 @@ class ProxyBank(keras.layers.Layer):
 
         Raises:
             ValueError: if the shape differs or a value is not finite.
+            TypeError: if they are not real numbers.
         """
-        proxies = np.asarray(proxies, dtype="float32")
+        proxies = as_floats("proxies", proxies)
+        with np.errstate(over="ignore"):  # becomes infinite, which is refused
+            proxies = proxies.astype("float32")
         if proxies.shape != tuple(self.proxies.shape):
             raise ValueError(
                 f"`proxies` must have shape {tuple(self.proxies.shape)}. "

@@ -1,0 +1,6 @@
+"""Pictures of what an embedder finds and of what CCP does to its proxies."""
+
+from keras_ccp.plots.gallery import neighbor_gallery
+from keras_ccp.plots.projection import projection_figure
+
+__all__ = ["neighbor_gallery", "projection_figure"]
