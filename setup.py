@@ -65,12 +65,14 @@ setup(
         "keras_ccp": [
             f"datasets/**/*.{ending}" for ending in ("png", "txt", "npz", "xz", "bin")
         ]
+        + ["**/*.j2", "report/*.css", "report/*.js"]
     },
     # Only what the package imports at run time.
     install_requires=[
         "tensorflow>=2.20,<2.22",
         "keras>=3.10",  # below it MirroredStrategy trains wrong
         "numpy>=2,<3",
+        "jinja2>=3.1",  # pages of reports and searches
         "ml-dtypes",  # bfloat16 in backups; TensorFlow brings it too
         # What the `keras-ccp` command and its configurations stand on.
         "pydantic>=2.7",

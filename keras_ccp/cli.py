@@ -11,9 +11,11 @@ import rich.markup
 import rich.table
 import typer
 
-from keras_ccp.config import load_config
+from keras_ccp.config import load_config, on_devices
+from keras_ccp.doctor import diagnose, findings_text, has_errors
 from keras_ccp.experiment import evaluate_run, train_run
 from keras_ccp.published import published_row
+from keras_ccp.report import write_report
 from keras_ccp.search_commands import (
     Searcher,
     embed_images,
@@ -36,18 +38,23 @@ DataOption = Annotated[
     Path, typer.Option("--data", help="Folder of the data; weights are relative to it.")
 ]
 
+OverridesOption = Annotated[
+    list[str] | None,
+    typer.Option("--set", help="section.key=value, over the file's own."),
+]
+
 
 @app.command()
 def train(
     config: Annotated[Path, typer.Argument(help="YAML file, see configs/.")],
     out: Annotated[Path, typer.Option(help="Folder for the run.")],
     data: DataOption = Path("."),
-    overrides: Annotated[
-        list[str] | None,
-        typer.Option("--set", help="section.key=value, over the file's own."),
-    ] = None,
+    overrides: OverridesOption = None,
     repeat: Annotated[int, typer.Option(min=1, help="Runs of the whole protocol.")] = 1,
     resume: Annotated[bool, typer.Option(help="Go on with the run in --out.")] = False,
+    devices: Annotated[
+        int | None, typer.Option(min=1, help="GPUs of this machine to train on.")
+    ] = None,
 ) -> None:
     """Train all models of an experiment and score them on the test classes.
 
@@ -58,12 +65,35 @@ def train(
         overrides: values over those of the file.
         repeat: how often the whole protocol runs.
         resume: whether to go on with a run.
+        devices: GPUs of this machine, or of each machine, over the file's own.
     """
     with _plain_errors():
         experiment = load_config(config, overrides or ())
+        if devices is not None:
+            experiment = on_devices(experiment, devices)
         metrics = train_run(experiment, data, out, repeat, resume)
     _print_row(metrics)
     console.print(f"Written to {out}: metrics.json, metrics.csv, embedder/")
+
+
+@app.command()
+def doctor(
+    config: Annotated[Path, typer.Argument(help="YAML file, see configs/.")],
+    data: DataOption = Path("."),
+    overrides: OverridesOption = None,
+) -> None:
+    """Look for what would stop a run or spoil its result, before it is started.
+
+    Args:
+        config: YAML file.
+        data: folder of the data.
+        overrides: values over those of the file.
+    """
+    with _plain_errors():
+        findings = diagnose(load_config(config, overrides or ()), data)
+    console.print(findings_text(findings))
+    if has_errors(findings):
+        raise typer.Exit(1)
 
 
 @app.command()
@@ -80,6 +110,26 @@ def evaluate(
     with _plain_errors():
         metrics = evaluate_run(run, data)
     _print_row(metrics)
+
+
+@app.command()
+def report(
+    run: Annotated[Path, typer.Argument(help="Folder of a run.")],
+    data: DataOption = Path("."),
+    out: Annotated[
+        Path | None, typer.Option(help="HTML file. [default: RUN/report.html]")
+    ] = None,
+) -> None:
+    """Write what a run has learned as one HTML file.
+
+    Args:
+        run: folder of the run.
+        data: folder of the data.
+        out: HTML file to write.
+    """
+    with _plain_errors():
+        path = write_report(run, data, out)
+    console.print(f"Written to {path}", soft_wrap=True)
 
 
 @app.command()
@@ -166,7 +216,11 @@ def check(
 
 def _print_failures(failures: dict[Path, str]) -> None:
     for path, reason in failures.items():
-        console.print(f"[yellow]Skipped[/yellow] {path}: {reason}", highlight=False)
+        console.print(
+            f"[yellow]Skipped[/yellow] {path}: {reason}",
+            highlight=False,
+            soft_wrap=True,
+        )
 
 
 @contextlib.contextmanager

@@ -117,3 +117,13 @@ def test_index_search_embed_and_check(config, tmp_path):
     weights = next((folder / "embedder" / "variables").glob("*.data*"))
     weights.write_bytes(weights.read_bytes()[:-4] + b"abcd")
     assert invoke("check", folder / "embedder").exit_code == 1
+
+
+def test_doctor_prints_findings_and_ends_by_them(config):
+    sound = invoke("doctor", config)
+    assert sound.exit_code == 0, sound.output
+    assert "memory" in sound.output
+    # 12 training classes cannot fill a batch of 20.
+    wrong = invoke("doctor", config, "--set", "training.batch_size=40")
+    assert wrong.exit_code == 1
+    assert "training.batch_size" in wrong.output

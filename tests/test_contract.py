@@ -26,18 +26,21 @@ MODULES = {
 }
 # From the top down: a module imports only from rows below its own.
 LAYERS = [
-    {"cli", "report"},
+    {"cli"},
+    {"report", "doctor", "tuning"},
     {"experiment", "search_commands"},
     {"config"},
-    {"callback", "backup", "warm_up", "plots"},
-    {"pool", "best_weights"},
-    {"serving"},
+    {"tensorboard"},
+    {"callback", "backup", "warm_up", "plots", "projection_log"},
+    {"pool", "problem_events", "projections"},
+    {"serving", "best_weights"},
     {"model"},
     {"trainer", "optimization", "index"},
     {"losses", "proxies", "samples", "embedder", "retrieval", "pipeline"}
-    | {"snapshot", "training_data", "fit_checks"},
-    {"layers", "distribute", "k_center", "backbones", "datasets", "checkpoint"},
-    {"arguments", "yaml_files", "config_sections", "published"},
+    | {"snapshot", "training_data", "fit_checks", "strategies"},
+    {"layers", "distribute", "k_center", "backbones", "datasets", "checkpoint"}
+    | {"image_checks"},
+    {"arguments", "yaml_files", "config_sections", "published", "html_page"},
 ]
 ROWS = {part: row for row, parts in enumerate(LAYERS) for part in parts}
 # Keras calls these with its own arguments and documents them; the names that
