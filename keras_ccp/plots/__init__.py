@@ -2,5 +2,6 @@
 
 from keras_ccp.plots.gallery import neighbor_gallery
 from keras_ccp.plots.projection import projection_figure
+from keras_ccp.plots.search import search_figure
 
-__all__ = ["neighbor_gallery", "projection_figure"]
+__all__ = ["neighbor_gallery", "projection_figure", "search_figure"]

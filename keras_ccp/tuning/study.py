@@ -1,0 +1,284 @@
+"""`tune`: trials of a search, each a model trained as by `keras-ccp train`."""
+
+import contextlib
+import dataclasses
+import importlib
+import json
+import logging
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from keras_ccp.arguments import check_int
+from keras_ccp.config import Config, check_config
+from keras_ccp.datasets import Dataset
+from keras_ccp.experiment.fold import SUMMARY_FILE, Fold, train_fold
+from keras_ccp.experiment.splits import check_classes, fold_splits, load_splits
+from keras_ccp.strategies import make_strategy
+from keras_ccp.tuning.results import has_picture, reached, write_results
+from keras_ccp.tuning.search_space import Parameter, search_space, with_values
+
+logger = logging.getLogger(__name__)
+
+STUDY_FILE = "study.db"
+_RUNNING = "running"
+_STARTUP_TRIALS = 5  # without pruning: too few to compare with
+# Attribute of a trial that tries again what a kill interrupted: that trial's number.
+_RETRY = "retry_of"
+
+
+def tune(
+    config: Config,
+    root: str | os.PathLike,
+    out: str | os.PathLike,
+    trials: int = 20,
+    verbose: int | str = "auto",
+) -> dict[str, Any]:
+    """Searches lambda, the proxies of each class and the parameters of the loss.
+
+    A trial trains the model of fold 0 with other values; its result is the best MAP@R
+    on the validation classes of that fold. Test classes are not looked at. The first
+    trial has the configuration's own values, so that the best is never below them.
+    Trials whose MAP@R is below the median of the others are stopped early.
+
+    Writes `study.db` (Optuna), and after each trial `best.yaml` (a configuration),
+    `trials.csv` and, where lambda and proxies are both searched, `lambda_proxies.png`.
+    Called again it goes on: a study that was killed ends as one that was not.
+
+    Needs `pip install "keras-ccp[tune,plots]"`.
+
+    Args:
+        config: the experiment.
+        root: folder of the data.
+        out: folder of the study; new, or that of the same experiment.
+        trials: int, trials of the study that are finished in the end, pruned ones among
+            them and those of earlier calls. Defaults to 20.
+        verbose: as for `keras.Model.fit`.
+
+    Returns:
+        dict of `map_at_r`, the best; `own_map_at_r`, that of the configuration's own
+        values, `None` if it could not be trained; `values`, the best by key; `complete`
+        and `pruned`, numbers of trials.
+
+    Raises:
+        ImportError: If Optuna, or matplotlib for the picture, is not installed.
+        ValueError: If the study in `out` is of another experiment, a value cannot be
+            searched, or the experiment holds no classes out or needs several workers.
+    """
+    check_int("trials", trials, minimum=1)
+    _check(config)
+    space = search_space(config)
+    optuna = _required("optuna", "tune")
+    if has_picture(space):
+        _required("matplotlib", "plots")
+    strategy = make_strategy(config.distribution)
+    training = load_splits(config.data, root).training
+    check_classes(config, training)
+    fold = fold_splits(config.data, training)[0]
+    task = _Task(config, root, *fold, strategy, Path(out))
+    with _opened(optuna, config, task.out) as study:
+        _queue(study, space)
+        while True:
+            if _states(study, "COMPLETE"):
+                write_results(study, config, space, task.out)
+            done = len(_states(study, "COMPLETE", "PRUNED"))
+            if done >= trials:
+                return _summary(study, space)
+            study.sampler = _sampler(study, config.seed)
+            trial = study.ask(_distributions(space))
+            logger.info("trial %d of %d: %s", done + 1, trials, _text(trial.params))
+            _run(study, trial, task, verbose)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Task:
+    """What all trials share."""
+
+    config: Config
+    root: str | os.PathLike
+    training: Dataset
+    validation: Dataset
+    strategy: tf.distribute.Strategy
+    out: Path
+
+
+class _Reports(keras.callbacks.Callback):
+    """Tells a trial each MAP@R, and stops the training where it is to be pruned."""
+
+    def __init__(self, trial: Any, reported: dict[int, float]):
+        super().__init__()
+        self._trial = trial
+        self._reported = reported
+
+    def on_epoch_end(self, epoch, logs=None):
+        map_at_r = (logs or {}).get("val_map_at_r")
+        if map_at_r is None:  # weights are no longer finite: the training ends
+            return
+        if epoch not in self._reported:
+            self._trial.report(map_at_r, epoch)
+        if self._trial.should_prune():
+            self.model.stop_training = True
+
+
+def _run(study: Any, trial: Any, task: _Task, verbose: int | str) -> None:
+    """Trains a trial, from the last evaluation on if it is tried again."""
+    # A retry takes over the folder, and so the backup, of what was interrupted.
+    number = trial.user_attrs.get(_RETRY, trial.number)
+    reported = {}
+    if number != trial.number:
+        reported = study.trials[number].intermediate_values
+        for step, map_at_r in reported.items():
+            trial.report(map_at_r, step)
+    directory = task.out / _RUNNING / str(number)
+    fold = Fold(task.training, task.validation, directory, task.config.seed)
+    if not fold.is_finished:
+        config = with_values(task.config, trial.params)
+        reports = _Reports(trial, reported)
+        train_fold(config, fold, task.root, task.strategy, verbose, [reports])
+    if trial.should_prune():
+        study.tell(trial, state=_state("PRUNED"))
+    else:
+        summary = json.loads((directory / SUMMARY_FILE).read_text())
+        study.tell(trial, summary["validation"]["map_at_r"])
+    ended = study.trials[trial.number]
+    logger.info(
+        "%s after %d evaluations: MAP@R %.4f",
+        ended.state.name.lower(),
+        len(ended.intermediate_values),
+        reached(ended),
+    )
+    shutil.rmtree(task.out / _RUNNING)
+
+
+@contextlib.contextmanager
+def _opened(optuna: ModuleType, config: Config, out: Path) -> Iterator[Any]:
+    """The `optuna.Study` in a folder, made where there is none."""
+    out.mkdir(parents=True, exist_ok=True)
+    storage = optuna.storages.RDBStorage(f"sqlite:///{out.absolute() / STUDY_FILE}")
+    try:
+        study = optuna.create_study(
+            storage=storage,
+            study_name="keras-ccp",
+            direction="maximize",
+            # Not before a problem can have ended: until then lambda has no part.
+            pruner=optuna.pruners.MedianPruner(
+                _STARTUP_TRIALS, n_warmup_steps=config.proxies.patience
+            ),
+            load_if_exists=True,
+        )
+        _claim(study, config, out)
+        yield study
+    finally:
+        storage.engine.dispose()
+
+
+def _queue(study: Any, space: dict[str, Parameter]) -> None:
+    """Queues the own values, or in a study that was killed what was running.
+
+    That is marked as failed, and tried again once.
+    """
+    if not study.trials:
+        study.enqueue_trial({key: parameter.own for key, parameter in space.items()})
+    retried = {trial.user_attrs.get(_RETRY) for trial in study.trials}
+    for trial in _states(study, "RUNNING"):
+        values = {**trial.system_attrs.get("fixed_params", {}), **trial.params}
+        # Without all of its values it had not begun.
+        has_begun = values.keys() == space.keys()
+        is_first_kill = _RETRY not in trial.user_attrs and trial.number not in retried
+        if has_begun and is_first_kill:
+            study.enqueue_trial(values, user_attrs={_RETRY: trial.number})
+        study.tell(trial.number, state=_state("FAIL"))
+
+
+def _sampler(study: Any, seed: int) -> Any:
+    """Chooses the next values by a seed of their own.
+
+    A sampler that goes on after a kill would draw again what it drew at the start.
+    """
+    # Retries do not count: they have the values of what they try again.
+    index = sum(_RETRY not in trial.user_attrs for trial in study.trials)
+    (drawn,) = np.random.SeedSequence([seed, index]).generate_state(1)
+    return importlib.import_module("optuna.samplers").TPESampler(seed=int(drawn))
+
+
+def _distributions(space: dict[str, Parameter]) -> dict[str, Any]:
+    kinds = importlib.import_module("optuna.distributions")
+    distributions = {}
+    for key, parameter in space.items():
+        values = parameter.range
+        kind = kinds.IntDistribution if parameter.is_int else kinds.FloatDistribution
+        distributions[key] = kind(values.low, values.high, log=values.is_log)
+    return distributions
+
+
+def _state(name: str) -> Any:
+    return importlib.import_module("optuna.trial").TrialState[name]
+
+
+def _states(study: Any, *names: str) -> list[Any]:
+    return [trial for trial in study.trials if trial.state.name in names]
+
+
+def _text(values: dict[str, float]) -> str:
+    return ", ".join(f"{key}={value:.4g}" for key, value in values.items())
+
+
+def _summary(study: Any, space: dict[str, Parameter]) -> dict[str, Any]:
+    own = {key: parameter.own for key, parameter in space.items()}
+    complete = _states(study, "COMPLETE")
+    own_results = [trial.value for trial in complete if trial.params == own]
+    return {
+        "map_at_r": study.best_value,
+        "own_map_at_r": own_results[0] if own_results else None,
+        "values": study.best_params,
+        "complete": len(complete),
+        "pruned": len(_states(study, "PRUNED")),
+    }
+
+
+# ==== Checks ====
+
+
+def _check(config: Config) -> None:
+    if config.data.split == "conventional":
+        raise ValueError(
+            "`data.split` must hold classes out, by which trials are compared; the "
+            "values that are found can be used for training on all: "
+            "--set data.split=mlrc. Received: data.split=conventional"
+        )
+    if config.distribution.strategy == "multi_worker":
+        raise ValueError(
+            "`distribution.strategy` must be none or mirrored: trials run on one "
+            "machine. Received: distribution.strategy=multi_worker"
+        )
+
+
+def _claim(study: Any, config: Config, out: Path) -> None:
+    """Refuses a study of another experiment; on other devices it is the same."""
+    if "config" not in study.user_attrs:
+        study.set_user_attr("config", config.model_dump(mode="json"))
+        return
+    values = config.model_dump(exclude={"distribution"})
+    then = check_config(study.user_attrs["config"]).model_dump(exclude={"distribution"})
+    changed = [key for key, value in values.items() if value != then[key]]
+    if changed:
+        raise ValueError(
+            f"`config` must be that of the study in {out}; give the same file and "
+            f"--set, or choose another --out. Received: other {', '.join(changed)}"
+        )
+
+
+def _required(module: str, extra: str) -> ModuleType:
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise ImportError(
+            f'`tune` needs {module}: pip install "keras-ccp[{extra}]"'
+        ) from error
