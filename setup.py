@@ -39,6 +39,10 @@ EXTRAS["test"] = ["hypothesis", "pillow", "pytest", "pytest-xdist", "ruff"] + [
     for requirement in requirements
 ]
 
+# Peers of the benchmarks, which no test needs.
+EXTRAS["bench"] = ["faiss-cpu", "pytorch-metric-learning==2.9.0", "torch"]
+EXTRAS["bench"] += EXTRAS["scann"]
+
 setup(
     name="keras-ccp",
     version=read_version(),

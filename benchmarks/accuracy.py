@@ -13,6 +13,7 @@ import sys
 import time
 
 import keras
+from measuring import report, write
 
 sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "examples"))
 
@@ -49,17 +50,18 @@ def run(method: str, seed: int, steps: int) -> dict:
     }
 
 
-def print_table(results: list[dict]) -> None:
-    print("unseen classes, %: mean (lowest to highest) over the seeds")
-    print("".ljust(14) + "".join(n.rjust(22) for n in train_emoji.METRICS.values()))
-    for method in METHODS:
-        rows = [r for r in results if r["method"] == method]
-        cells = []
-        for metric in train_emoji.METRICS if rows else ():
-            values = [100 * row[metric] for row in rows]
+def summary(results: list[dict]) -> list[dict]:
+    """Mean and range in percent over the seeds, for each method that was run."""
+    rows = []
+    for method in dict.fromkeys(result["method"] for result in results):
+        runs = [result for result in results if result["method"] == method]
+        row = {"method": method, "seeds": len(runs)}
+        for metric in train_emoji.METRICS:
+            values = [100 * run[metric] for run in runs]
             mean = statistics.mean(values)
-            cells.append(f"{mean:.1f} ({min(values):.1f} to {max(values):.1f})")
-        print(method.ljust(14) + "".join(cell.rjust(22) for cell in cells))
+            row[metric] = f"{mean:.1f} ({min(values):.1f} to {max(values):.1f})"
+        rows.append(row)
+    return rows
 
 
 def main() -> None:
@@ -75,8 +77,12 @@ def main() -> None:
             results.append(run(method, seed, arguments.steps))
             print(json.dumps(results[-1]), flush=True)
             if arguments.out:
-                arguments.out.write_text(json.dumps(results, indent=2))
-    print_table(results)
+                # After each run: they are long.
+                write(arguments.out, "accuracy", results)
+    print("unseen classes, %: mean (lowest to highest) over the seeds")
+    columns = {"method": "method:", "seeds": "seeds:d"}
+    columns |= {key: f"{name}:" for key, name in train_emoji.METRICS.items()}
+    report("accuracy", summary(results), columns, None)
 
 
 if __name__ == "__main__":

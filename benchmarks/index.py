@@ -8,17 +8,27 @@ neighbours of other classes are then all over the space.
 """
 
 import argparse
-import json
 import pathlib
-import statistics
 import time
 
 import numpy as np
+from measuring import alternate, medians, ratio, report
 
 from keras_ccp import retrieval
 from keras_ccp.index import RetrievalIndex
 
 SETS = {"grouped": (12, 300), "independent": (1, 1)}
+COLUMNS = {
+    "set": "set:",
+    "rows": "rows:d",
+    "k": "k:d",
+    "exact_seconds": "exact s:.2f",
+    "scann_seconds": "ScaNN s:.2f",
+    "ratio": "ratio:.2f",
+    "recall": "recall:.4f",
+    "scann_build_seconds": "ScaNN build s:.2f",
+    "parameters": "parameters:",
+}
 
 
 def make_set(name, size, num_classes, dim=128):
@@ -48,23 +58,23 @@ def measure(name, rows, k, rounds):
     indexes["scann"] = RetrievalIndex.build(embeddings, backend="scann")
     result = {"set": name, "rows": rows, "k": k, "exact_build_seconds": exact_build}
     result["scann_build_seconds"] = time.perf_counter() - start
-    result["parameters"] = indexes["scann"].parameters
-    seconds = {key: [] for key in indexes}
-    processor = {key: [] for key in indexes}
+    parameters = indexes["scann"].parameters.items()
+    result["parameters"] = ", ".join(f"{key} {value}" for key, value in parameters)
     found = {}
+
+    def search(key):
+        found[key] = indexes[key].search(embeddings, k)[1]
+
     retrieval.search(embeddings[:500], embeddings, k)
-    for _ in range(rounds):
-        for key, index in indexes.items():
-            start, processor_start = time.perf_counter(), time.process_time()
-            found[key] = index.search(embeddings, k)[1]
-            seconds[key].append(time.perf_counter() - start)
-            processor[key].append(time.process_time() - processor_start)
-    for key in indexes:
-        result[f"{key}_seconds"] = statistics.median(seconds[key])
-        result[f"{key}_processor_seconds"] = statistics.median(processor[key])
-    result["ratio"] = result["scann_seconds"] / result["exact_seconds"]
+    calls = {key: lambda key=key: search(key) for key in indexes}
+    times = alternate(calls, rounds, warm_up=0)
+    for kind, seconds in times.items():
+        result |= {f"{key}_{kind}": value for key, value in medians(seconds).items()}
+    result["ratio"] = ratio(times["seconds"], "scann", "exact")
     pairs = zip(found["exact"], found["scann"], strict=True)
-    result["recall"] = np.mean([len(np.intersect1d(*pair)) / k for pair in pairs])
+    result["recall"] = float(
+        np.mean([len(np.intersect1d(*pair)) / k for pair in pairs])
+    )
     return result
 
 
@@ -74,22 +84,13 @@ def main():
     parser.add_argument("--rows", type=int, default=60502)
     parser.add_argument("-k", type=int, default=10)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--out", type=pathlib.Path)
+    parser.add_argument("--out", type=pathlib.Path, help="JSON file to write")
     arguments = parser.parse_args()
-    results = []
-    print(
-        f"{'set':12}{'exact s':>9}{'scann s':>9}{'ratio':>7}{'recall':>8}{'build s':>9}"
-    )
-    for name in arguments.sets:
-        row = measure(name, arguments.rows, arguments.k, arguments.rounds)
-        results.append(row)
-        print(
-            f"{name:12}{row['exact_seconds']:9.2f}{row['scann_seconds']:9.2f}"
-            f"{row['ratio']:7.2f}{row['recall']:8.4f}{row['scann_build_seconds']:9.2f}"
-            f"  {row['parameters']}"
-        )
-    if arguments.out:
-        arguments.out.write_text(json.dumps(results, indent=1) + "\n")
+    results = [
+        measure(name, arguments.rows, arguments.k, arguments.rounds)
+        for name in arguments.sets
+    ]
+    report("index", results, COLUMNS, arguments.out)
 
 
 if __name__ == "__main__":

@@ -4,15 +4,24 @@ Both run in alternation in one process; the ratio of the medians is what counts.
 """
 
 import argparse
-import json
 import pathlib
-import statistics
-import time
 
 import numpy as np
-from evaluation import peak_megabytes
+from measuring import alternate, medians, peak_megabytes, ratio, report
 
 from keras_ccp import k_center_greedy
+
+COLUMNS = {
+    "classes": "classes:d",
+    "pool_size": "b:d",
+    "covered": "proxies:d",
+    "seconds": "k_center_greedy s:.3f",
+    "fastest_seconds": "fastest s:.3f",
+    "loop_seconds": "loop s:.3f",
+    "ratio": "ratio:.3f",
+    "peak_megabytes": "peak MB:.0f",
+    "same_picks": "same picks:",
+}
 
 
 def loop_over_classes(candidates, covered, num_centers):
@@ -38,39 +47,35 @@ def measure(num_classes, pool_size, num_covered, num_centers, dim, rounds) -> di
     data = candidates, covered, num_centers
     k_center_greedy(candidates[:100], covered[:100], num_centers)
     megabytes = peak_megabytes(lambda: k_center_greedy(*data))
-    seconds = {k_center_greedy: [], loop_over_classes: []}
     picks = {}
-    for _ in range(rounds):
-        for function, times in seconds.items():
-            start = time.perf_counter()
-            picks[function] = function(*data)
-            times.append(time.perf_counter() - start)
-    ours, loop = (statistics.median(times) for times in seconds.values())
+    calls = {
+        name: lambda name=name, function=function: picks.update({name: function(*data)})
+        for name, function in (("ours", k_center_greedy), ("loop", loop_over_classes))
+    }
+    seconds = alternate(calls, rounds)["seconds"]
+    median = medians(seconds)
     return {
         "classes": num_classes,
         "pool_size": pool_size,
         "covered": num_covered,
         "centers": num_centers,
         "dim": dim,
-        "seconds": ours,
-        "fastest_seconds": min(seconds[k_center_greedy]),
-        "loop_seconds": loop,
-        "speedup": loop / ours,
+        "seconds": median["ours"],
+        "fastest_seconds": min(seconds["ours"]),
+        "loop_seconds": median["loop"],
+        "ratio": ratio(seconds, "ours", "loop"),
         "peak_megabytes": megabytes,
-        "same_picks": bool(np.array_equal(*picks.values())),
+        "same_picks": bool(np.array_equal(picks["ours"], picks["loop"])),
     }
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--out", type=pathlib.Path)
+    parser.add_argument("--out", type=pathlib.Path, help="JSON file to write")
     arguments = parser.parse_args()
-    result = measure(11318, 7, 4, 4, 128, arguments.rounds)
-    for name, value in result.items():
-        print(f"{name:16} {value:.4g}" if name != "same_picks" else f"{name} {value}")
-    if arguments.out:
-        arguments.out.write_text(json.dumps(result, indent=1) + "\n")
+    results = [measure(11318, 7, 4, 4, 128, arguments.rounds)]
+    report("k_center", results, COLUMNS, arguments.out)
 
 
 if __name__ == "__main__":

@@ -7,15 +7,14 @@ change of the machine's speed meets both alike; the ratio is what counts.
 """
 
 import argparse
-import json
 import pathlib
-import platform
 import statistics
 import tempfile
 import time
 
 import numpy as np
 import tensorflow as tf
+from measuring import report
 
 from keras_ccp.datasets import Dataset
 from keras_ccp.pipeline import balanced_batches, mlrc_augmentation
@@ -25,6 +24,14 @@ CLASSES, PER_CLASS = 16, 16
 CLASSES_PER_BATCH, SAMPLES_PER_CLASS = 8, 4
 SIZE = 227
 BATCH = CLASSES_PER_BATCH * SAMPLES_PER_CLASS
+COLUMNS = {
+    "image": "image:",
+    "kilobytes": "kB:.0f",
+    "bare_images_per_second": "bare images/s:.0f",
+    "balanced_images_per_second": "balanced_batches images/s:.0f",
+    "ratio_of_medians": "ratio of medians:.3f",
+    "median_of_ratios": "median of ratios:.3f",
+}
 
 
 def write_images(folder: pathlib.Path, width: int, height: int) -> list[str]:
@@ -118,18 +125,7 @@ def main() -> None:
         measure(width, height, arguments.rounds, arguments.batches)
         for width, height in ((500, 400), (1200, 900))
     ]
-    print(f"{platform.machine()}, TensorFlow {tf.__version__}")
-    print(
-        "image       kB   bare images/s   balanced_batches   ratio   median of ratios"
-    )
-    for r in results:
-        print(
-            f"{r['image']:<9}{r['kilobytes']:>5.0f}{r['bare_images_per_second']:>16.0f}"
-            f"{r['balanced_images_per_second']:>19.0f}{r['ratio_of_medians']:>8.3f}"
-            f"{r['median_of_ratios']:>19.3f}"
-        )
-    if arguments.out:
-        arguments.out.write_text(json.dumps(results, indent=2))
+    report("pipeline", results, COLUMNS, arguments.out)
 
 
 if __name__ == "__main__":

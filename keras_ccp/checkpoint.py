@@ -6,6 +6,7 @@ Nothing of it is ever executed or unpickled.
 """
 
 import contextlib
+import errno
 import hashlib
 import json
 import logging
@@ -28,6 +29,8 @@ _NUM_DIGEST_BYTES = 32
 _NUM_LENGTH_BYTES = 8
 _FILE_NAME = re.compile(r"checkpoint-(\d{8,18})\.bin")
 _TEMPORARY = ".tmp"
+# What file systems that are mounted over a network say of it.
+_CANNOT_SYNC_FOLDERS = (errno.EINVAL, errno.ENOTSUP)
 _DTYPE = re.compile(r"[<>|][biufcSU]\d+|bfloat16|float8_\w+|u?int[24]")
 
 
@@ -63,6 +66,9 @@ def save_checkpoint(
     path = directory / f"checkpoint-{step:08d}.bin"
     try:
         directory.mkdir(parents=True, exist_ok=True)
+        # Of a process that died: they take room that may be needed now.
+        for temporary in directory.glob(f"checkpoint-*.bin{_TEMPORARY}"):
+            temporary.unlink(missing_ok=True)
         _write(path, chunks)
     except OSError as error:
         raise OSError(
@@ -74,9 +80,9 @@ def save_checkpoint(
         ) from error
     files = _files(directory)
     kept = sorted(other for other in files if other <= step)[-keep:]
-    leftovers = [file for other, file in files.items() if other not in kept]
-    for file in [*leftovers, *directory.glob(f"checkpoint-*.bin{_TEMPORARY}")]:
-        file.unlink(missing_ok=True)
+    for other, file in files.items():
+        if other not in kept:
+            file.unlink(missing_ok=True)
     return path
 
 
@@ -139,6 +145,9 @@ def _write(path: Path, chunks: list[Any]) -> None:
         folder = os.open(path.parent, os.O_RDONLY)
         try:
             os.fsync(folder)  # the new name, before older files go
+        except OSError as error:
+            if error.errno not in _CANNOT_SYNC_FOLDERS:
+                raise
         finally:
             os.close(folder)
 

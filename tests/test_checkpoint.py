@@ -214,6 +214,72 @@ def test_full_disk_loses_no_earlier_checkpoint(function, tmp_path, monkeypatch):
     assert load_latest(tmp_path)[1]["a"] == 2
 
 
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="a device of Linux")
+def test_device_without_room(tmp_path, monkeypatch):
+    """The kernel itself refuses the bytes: `/dev/full` has no room for any."""
+
+    def open_full(path, mode):
+        os.symlink("/dev/full", path)
+        return open(path, mode)
+
+    for step in (1, 2):
+        save_checkpoint(tmp_path, step, {"a": step})
+    before = names(tmp_path)
+    monkeypatch.setattr(checkpoint, "open", open_full, raising=False)
+    with pytest.raises(OSError, match="step 3 .* No space left .* make room") as e:
+        save_checkpoint(tmp_path, 3, {"a": np.zeros(100_000)})
+    assert e.value.errno == errno.ENOSPC
+    assert names(tmp_path) == before
+    assert load_latest(tmp_path)[1]["a"] == 2
+
+
+def test_full_disk_gets_the_room_of_a_killed_process(tmp_path, monkeypatch):
+    """What it left half written is gone before anything is written."""
+    save_checkpoint(tmp_path, 1, {"a": 1})
+    half = tmp_path / "checkpoint-00000002.bin.tmp"
+    half.write_bytes(b"half")
+    write = checkpoint._write
+
+    def fits_alone(path, chunks):
+        if half.exists():
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        write(path, chunks)
+
+    monkeypatch.setattr(checkpoint, "_write", fits_alone)
+    save_checkpoint(tmp_path, 3, {"a": 3})
+    assert load_latest(tmp_path)[1]["a"] == 3
+
+
+@pytest.mark.parametrize("number", [errno.EINVAL, errno.ENOTSUP, errno.EIO])
+def test_folder_that_cannot_be_synced(number, tmp_path, monkeypatch):
+    """Some file systems cannot; an error of the disk is one all the same."""
+    fsync = os.fsync
+
+    def fail_for_folders(descriptor):
+        if os.path.isdir(f"/proc/self/fd/{descriptor}"):
+            raise OSError(number, os.strerror(number))
+        fsync(descriptor)
+
+    save_checkpoint(tmp_path, 1, {"a": 1})
+    monkeypatch.setattr(checkpoint.os, "fsync", fail_for_folders)
+    if number == errno.EIO:
+        with pytest.raises(OSError, match="step 2 cannot be written"):
+            save_checkpoint(tmp_path, 2, {"a": 2}, keep=1)
+        assert "checkpoint-00000001.bin" in names(tmp_path)
+    else:
+        save_checkpoint(tmp_path, 2, {"a": 2}, keep=1)
+        assert names(tmp_path) == ["checkpoint-00000002.bin"]
+
+
+def test_folder_with_the_name_of_a_checkpoint(tmp_path):
+    save_checkpoint(tmp_path, 1, {"a": 1})
+    (tmp_path / "checkpoint-00000002.bin").mkdir()
+    assert load_latest(tmp_path)[0] == 1
+    with pytest.raises(OSError, match="step 2 cannot be written: Is a directory"):
+        save_checkpoint(tmp_path, 2, {"a": 2})
+    assert load_latest(tmp_path)[0] == 1
+
+
 def test_write_that_the_system_breaks_off(tmp_path):
     """A limit of the system on the size of a file cuts it, as a full disk does."""
     save_checkpoint(tmp_path, 1, {"a": 1})

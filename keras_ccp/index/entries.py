@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from keras_ccp.arguments import as_floats, check_finite
+from keras_ccp.arguments import as_array, as_floats, check_finite
 
 # File names that are no UTF-8 come from Python with such characters, and go back.
 _UNDECODABLE = "surrogateescape"
@@ -170,10 +170,11 @@ def checked_metadata(metadata: Any) -> dict[str, Any]:
 
 def _column(name: str, values: Any, length: int) -> np.ndarray:
     """`(length,)` int64, or objects that are str."""
-    if isinstance(values, (str, bytes)) or np.ndim(values) != 1:
+    shape = as_array(name, values).shape
+    if len(shape) != 1:
         raise ValueError(
             f"`{name}` must be a list of one entry an embedding. "
-            f"Received: {name} of shape {np.shape(values)}"
+            f"Received: {name} of shape {shape}"
         )
     values = np.asarray(values, object).tolist()
     if len(values) != length:

@@ -40,7 +40,12 @@ def check_sides(
             "turn one-hot rows into numbers with `tf.argmax(labels, axis=1)`. "
             f"Received: {labels_name} of shape {label_shape}"
         )
-    shape, _ = _shape_and_dtype(embeddings_name, embeddings)
+    shape, dtype = _shape_and_dtype(embeddings_name, embeddings)
+    if not (dtype.is_floating or dtype.is_integer):
+        raise TypeError(
+            f"`{embeddings_name}` must be real numbers. "
+            f"Received: {embeddings_name} of dtype {dtype.name}"
+        )
     if shape.rank not in (2, None):
         raise ValueError(
             f"`{embeddings_name}` must have shape (n, dim), one vector a row. "
@@ -78,6 +83,17 @@ def check_widths(
 
 
 def _shape_and_dtype(name: str, values: Any) -> tuple[tf.TensorShape, tf.DType]:
+    if isinstance(values, (tf.SparseTensor, tf.RaggedTensor)):
+        raise TypeError(
+            f"`{name}` must be a dense tensor. "
+            f"Received: {name} of type {type(values).__name__}"
+        )
     if not hasattr(values, "shape"):
         values = as_array(name, values)
-    return tf.TensorShape(values.shape), tf.as_dtype(values.dtype)
+    try:
+        return tf.TensorShape(values.shape), tf.as_dtype(values.dtype)
+    except TypeError as error:
+        raise TypeError(
+            f"`{name}` must be numbers of a type that TensorFlow has. "
+            f"Received: {name} of dtype {values.dtype}"
+        ) from error

@@ -232,8 +232,13 @@ def gather(values: np.ndarray, rows: tf.Tensor) -> tf.Tensor:
     Returns:
         `(k, ...)` tensor.
     """
+    # TensorFlow takes the bytes of an array as they are, whatever their order.
+    dtype = values.dtype.newbyteorder("=")
     taken = tf.numpy_function(
-        lambda index: values[index], [rows], values.dtype, stateful=False
+        lambda index: values[index].astype(dtype, copy=False),
+        [rows],
+        dtype,
+        stateful=False,
     )
     taken.set_shape([*rows.shape, *values.shape[1:]])
     return taken

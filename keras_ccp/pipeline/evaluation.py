@@ -47,6 +47,10 @@ class EvaluationData:
             self.labels = _stream_labels(data, name)
         elif isinstance(data, Dataset) and data.is_encoded:
             self._encoded, self.labels = data, data.labels
+            # Traced once: anew for each `batches` it takes most of a second.
+            self._decode = tf.function(
+                lambda encoded: decode_center_crop(encoded, data.size, data.short_side)
+            )
         elif isinstance(data, Dataset):
             self._images, self.labels = data.images, data.labels
         else:
@@ -150,7 +154,7 @@ class EvaluationData:
         decoded = encoded_batches(
             tf.data.Dataset.from_tensor_slices(rows).batch(batch_size).enumerate(),
             data.images,
-            lambda encoded, _: decode_center_crop(encoded, data.size, data.short_side),
+            lambda encoded, _: self._decode(encoded),
             batch_size,
         )
         num_batches = tf.data.experimental.assert_cardinality(

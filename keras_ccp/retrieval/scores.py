@@ -98,12 +98,13 @@ class Scores:
         reached = maxima >= bar[:, None]
         crowded = np.count_nonzero(reached, axis=1) > limit
         reached[crowded] = False
-        row, members = np.divmod(np.flatnonzero(reached), stride)
-        members = members[:, None] + stride * np.arange(group)
-        values = scores.reshape(-1)[row[:, None] * scores.shape[1] + members]
+        row, first = np.nonzero(reached)
+        num_columns = scores.shape[1]
+        places = (row * num_columns + first)[:, None] + stride * np.arange(group)
+        values = scores.reshape(-1).take(places)
         inside = values >= bar[row, None]
-        row = np.repeat(row, np.count_nonzero(inside, axis=1))
-        members, values = members[inside], values[inside]
+        values = values[inside]
+        row, members = np.divmod(places[inside], num_columns)
         count = np.bincount(row, minlength=len(rows))
         if count.max(initial=0) > limit:
             crowded |= count > limit

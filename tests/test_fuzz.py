@@ -1,0 +1,692 @@
+"""Ten thousand random mutations of arguments, configurations and files.
+
+Each gives a clear error, which names what is wrong, or a right result: never a hang, a
+crash, another error or NaN. Seeds are fixed: a failure names the mutation, and comes
+again.
+"""
+
+import contextlib
+import copy
+import csv
+import io
+import re
+import signal
+import warnings
+import zipfile
+
+import ml_dtypes
+import numpy as np
+import pytest
+import tensorflow as tf
+import yaml
+
+from keras_ccp import checkpoint, k_center_greedy, losses, retrieval
+from keras_ccp.backbones.weights import read_torch_weights
+from keras_ccp.checkpoint import load_latest, save_checkpoint
+from keras_ccp.config import check_config, load_config
+from keras_ccp.datasets import Dataset, npz, table
+from keras_ccp.index import RetrievalIndex
+from keras_ccp.pipeline import EvaluationData
+from keras_ccp.pipeline.decoding import decode_center_crop
+from keras_ccp.proxies import ProxyBank
+
+SECONDS_PER_CASE = 20
+# Mutations of each target: the sum is what the issue of robustness asks for.
+BUDGET = {
+    "search": 1000,
+    "evaluate": 1000,
+    "covering_radius": 500,
+    "k_center_greedy": 1250,
+    "dataset": 1000,
+    "evaluation_data": 250,
+    "index": 700,
+    "pairs": 600,
+    "proxies": 300,
+    "config": 1200,
+    "yaml": 500,
+    "checkpoint": 600,
+    "index_file": 300,
+    "npz": 300,
+    "torch": 400,
+    "table": 300,
+    "image": 300,
+}
+
+
+def test_budget():
+    assert sum(BUDGET.values()) >= 10_000
+
+
+# What was received, what is missing, or what it should be called.
+CLEAR = re.compile(
+    "Received: |there is no such |this key must be given|must be given|are missing: "
+)
+
+
+class Hang(BaseException):
+    """Not an `Exception`, so that nothing on the way takes it for an answer."""
+
+
+@contextlib.contextmanager
+def time_limit(seconds):
+    def stop(signum, frame):
+        raise Hang(f"{seconds} s have passed")
+
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def fuzz(target, mutate, call, check, wrong=(ValueError, TypeError)):
+    """Runs the cases of a target.
+
+    Args:
+        target: key of `BUDGET`.
+        mutate: `rng` -> the arguments of `call`.
+        call: makes the result, or raises.
+        check: `(result, *arguments)`, asserts that the result is right.
+        wrong: what may be raised.
+
+    Both an error and a result must have come more than a few times: otherwise it is
+    something else that is tested.
+    """
+    refused = 0
+    for case in range(BUDGET[target]):
+        rng = np.random.default_rng([case, *target.encode()])
+        arguments = mutate(rng)
+        try:
+            with time_limit(SECONDS_PER_CASE):
+                result = call(*arguments)
+        except wrong as error:
+            refused += 1
+            if not CLEAR.search(str(error)):
+                raise AssertionError(f"case {case} of {target}: {arguments}") from error
+        except BaseException as error:
+            raise AssertionError(f"case {case} of {target}: {arguments}") from error
+        else:
+            try:
+                check(result, *arguments)
+            except BaseException as error:
+                raise AssertionError(f"case {case} of {target}: {arguments}") from error
+    share = refused / BUDGET[target]
+    assert 0.05 < share < 0.995, f"{share:.0%} were refused"
+
+
+# ==== Mutations of arrays ====
+
+
+DTYPES = [
+    bool,
+    np.int8,
+    np.uint8,
+    np.uint64,
+    np.int64,
+    np.float16,
+    np.float32,
+    np.float64,
+    np.longdouble,
+    np.complex64,
+    ">f4",
+    ">i8",
+    object,
+    str,
+    "S3",
+    "M8[s]",
+    ml_dtypes.bfloat16,
+]
+NUMBERS = [np.nan, np.inf, -np.inf, 1e38, -1e300, 1e-320, -1, 0, 2**31, 2**63, 0.5]
+OTHERS = [
+    None,
+    "text",
+    b"bytes",
+    {},
+    {"a": 1},
+    set(),
+    3,
+    1.5,
+    object(),
+    [],
+    [[]],
+    [None],
+]
+SHAPES = [
+    lambda x, rng: x[:0],
+    lambda x, rng: x[:1],
+    lambda x, rng: x[:-1],
+    lambda x, rng: x[..., :-1],
+    lambda x, rng: x[..., :0],
+    lambda x, rng: x[None],
+    lambda x, rng: x[..., None],
+    lambda x, rng: x.T,
+    lambda x, rng: x.ravel(),
+    lambda x, rng: np.float32(1) if not x.size else x.ravel()[0],
+    lambda x, rng: np.concatenate([x, x]),
+    lambda x, rng: x[rng.integers(0, max(1, len(x)), len(x))],
+    lambda x, rng: x[::-1],
+]
+KINDS = [
+    lambda x: x.tolist(),
+    lambda x: tuple(x.tolist()),
+    lambda x: [*x.tolist(), []],
+    lambda x: iter(x.tolist()),
+    lambda x: tf.constant(x),
+    lambda x: tf.constant(x.astype(str)),
+    lambda x: tf.RaggedTensor.from_tensor(tf.constant(x)) if x.ndim > 1 else x,
+    lambda x: tf.sparse.from_dense(x),
+    lambda x: np.ma.masked_array(x, x == x.ravel()[0]),
+    lambda x: np.asfortranarray(x),
+    lambda x: np.broadcast_to(x.ravel()[:1], x.shape),
+]
+
+
+def _if_possible():
+    return contextlib.suppress(Exception)
+
+
+def mutated(value, rng, numbers=NUMBERS):
+    """The array after one or two changes that someone could make by mistake."""
+    for _ in range(rng.integers(1, 3)):
+        if not isinstance(value, np.ndarray) or not value.size:
+            break
+        match rng.integers(6):
+            case 0:
+                with warnings.catch_warnings(action="ignore"), _if_possible():
+                    value = value.astype(DTYPES[rng.integers(len(DTYPES))])
+            case 1:
+                with _if_possible():
+                    value = np.asarray(SHAPES[rng.integers(len(SHAPES))](value, rng))
+            case 2 | 3:
+                value = value.copy()
+                number = numbers[rng.integers(len(numbers))]
+                with warnings.catch_warnings(action="ignore"), _if_possible():
+                    value.flat[rng.integers(value.size)] = number
+            case 4:
+                with _if_possible():
+                    value = KINDS[rng.integers(len(KINDS))](value)
+            case 5:
+                value = OTHERS[rng.integers(len(OTHERS))]
+    return value
+
+
+def some_mutated(arguments, rng, numbers=NUMBERS):
+    """The arguments, one of them or rarely two mutated."""
+    others = [*numbers, *OTHERS, True, np.int64(2), 2, -5]
+    arguments = list(arguments)
+    for place in rng.permutation(len(arguments))[: 1 + (rng.random() < 0.2)]:
+        value = arguments[place]
+        if isinstance(value, np.ndarray):
+            arguments[place] = mutated(value, rng, numbers)
+        else:
+            arguments[place] = others[rng.integers(len(others))]
+    return arguments
+
+
+def as_float64(values):
+    """As a user of the function would: what NumPy makes of it."""
+    return np.asarray(values).astype(np.float64)
+
+
+def points(rng, *shape):
+    return np.round(rng.standard_normal(shape), 1).astype(np.float32)
+
+
+# ==== Retrieval and proxies ====
+
+
+def test_search():
+    def check(result, query, gallery, k, exclude_self):
+        query, gallery = as_float64(query), as_float64(gallery)
+        distances, indices = result
+        assert not np.isnan(distances).any()
+        assert indices.shape == (len(query), k)
+        with np.errstate(over="ignore", invalid="ignore"):
+            scale = 2.0 ** -max(
+                0, np.frexp(max(abs(query).max(), abs(gallery).max()))[1]
+            )
+            difference = scale * query[:, None] - scale * gallery[None]
+            squared = np.square(difference).sum(axis=2)
+        if exclude_self:
+            np.fill_diagonal(squared, np.inf)
+        np.testing.assert_array_equal(
+            np.take_along_axis(squared, indices, axis=1),
+            np.sort(squared, axis=1)[:, :k],
+        )
+
+    fuzz(
+        "search",
+        lambda rng: some_mutated(
+            [points(rng, 6, 4), points(rng, 6, 4), 3, bool(rng.integers(2))], rng
+        ),
+        retrieval.search,
+        check,
+    )
+
+
+def test_evaluate():
+    def check(result, *arguments):
+        for name in ("precision_at_1", "precision_at_r", "map_at_r"):
+            assert 0 <= result[name] <= 1
+        assert result["map_at_r"] <= result["precision_at_r"]
+        assert result["num_queries"] > 0
+
+    def arguments(rng):
+        given = [points(rng, 9, 4), rng.integers(0, 4, 9)]
+        if rng.integers(2):
+            given += [points(rng, 8, 4), rng.integers(0, 4, 8)]
+        return some_mutated(given, rng)
+
+    fuzz("evaluate", arguments, retrieval.evaluate, check)
+
+
+def test_covering_radius():
+    def check(result, *arguments):
+        assert result >= 0  # infinite only beyond float64
+
+    def arguments(rng):
+        given = [points(rng, 9, 4), rng.integers(0, 3, 9)]
+        if rng.integers(2):
+            given.append(points(rng, 3, 2, 4))
+        return some_mutated(given, rng)
+
+    fuzz("covering_radius", arguments, retrieval.covering_radius, check)
+
+
+def test_k_center_greedy():
+    def check(picks, candidates, covered, num_centers, mask):
+        size = np.asarray(candidates).shape[1]
+        mask = np.ones(np.shape(candidates)[:2], bool) if mask is None else mask
+        assert picks.shape == (len(mask), num_centers)
+        for row, real in zip(picks, np.asarray(mask), strict=True):
+            assert (0 <= row).all() and (row < size).all()
+            assert real[row].all()
+            # None twice before all are used.
+            assert len(set(row.tolist())) == min(num_centers, real.sum())
+
+    fuzz(
+        "k_center_greedy",
+        lambda rng: some_mutated(
+            [
+                points(rng, 4, 5, 3),
+                points(rng, 4, 2, 3),
+                int(rng.integers(1, 8)),
+                rng.random((4, 5)) < 0.8,
+            ],
+            rng,
+            # The result is as large as it is asked for.
+            [number for number in NUMBERS if number not in (2**31, 2**63)],
+        ),
+        k_center_greedy,
+        check,
+    )
+
+
+def test_proxies():
+    bank = ProxyBank(4, 2, 3)
+
+    def assign(proxies):
+        bank.assign(proxies)
+        return bank.proxies.numpy()
+
+    def check(result, proxies):
+        np.testing.assert_array_equal(result, np.asarray(proxies).astype(np.float32))
+        assert np.isfinite(result).all()
+
+    fuzz(
+        "proxies", lambda rng: some_mutated([points(rng, 4, 2, 3)], rng), assign, check
+    )
+
+
+# ==== Data ====
+
+
+def test_dataset():
+    def check(data, images, labels, names):
+        assert len(data) == len(images)
+        assert data.labels.dtype == np.int32
+        originals = np.asarray(labels).ravel()
+        for label in range(data.num_classes):
+            same = originals[data.labels == label]
+            assert len(same) and (same == same[0]).all()
+        assert len(np.unique(data.labels)) == data.num_classes == len(data.class_names)
+
+    def arguments(rng):
+        images = rng.integers(0, 256, (6, 2, 2, 3), np.uint8)
+        labels = rng.permutation([0, 0, 1, 1, 2, 2])
+        return some_mutated([images, labels, np.array(["a", "b", "c"])], rng)
+
+    fuzz("dataset", arguments, Dataset, check)
+
+
+def test_evaluation_data():
+    def check(data, pair):
+        batches = np.concatenate(list(data.batches().as_numpy_iterator()))
+        np.testing.assert_array_equal(batches, np.asarray(pair[0]))
+        np.testing.assert_array_equal(data.labels, np.asarray(pair[1]).ravel())
+
+    def arguments(rng):
+        images = rng.random((6, 2, 2, 3), np.float32)
+        pair = some_mutated([images, rng.integers(0, 3, 6)], rng)
+        return [tuple(pair) if rng.random() < 0.95 else mutated(images, rng)]
+
+    fuzz("evaluation_data", arguments, EvaluationData, check)
+
+
+def test_index():
+    def call(embeddings, ids, labels, added, more_ids, queries, k):
+        index = RetrievalIndex.build(embeddings, ids, labels)
+        index.add(added, more_ids, None if labels is None else index.labels[:1])
+        return (index, *index.search(queries, k))
+
+    def check(result, embeddings, ids, labels, added, more_ids, queries, k):
+        index, distances, found = result
+        assert len(index) == len(np.asarray(embeddings)) + len(np.asarray(added))
+        assert distances.shape == found.shape == (len(np.asarray(queries)), k)
+        assert not np.isnan(distances).any() and (np.diff(distances) >= 0).all()
+        assert set(found.ravel().tolist()) <= set(index.ids.tolist())
+
+    fuzz(
+        "index",
+        lambda rng: some_mutated(
+            [
+                points(rng, 5, 4),
+                rng.permutation(5),
+                None if rng.integers(2) else rng.integers(0, 3, 5),
+                points(rng, 1, 4),
+                np.array([7]),
+                points(rng, 2, 4),
+                3,
+            ],
+            rng,
+        ),
+        call,
+        check,
+    )
+
+
+PAIR_LOSSES = [
+    losses.ContrastiveLoss(),
+    losses.CosineContrastiveLoss(),
+    losses.MultiSimilarityLoss(),
+    losses.TripletLoss(),
+]
+
+
+def test_pairs():
+    def check(rows, loss, labels, *arguments):
+        assert rows.shape == (len(np.ravel(labels)),)
+        assert np.isfinite(rows.numpy()).all()
+
+    def arguments(rng):
+        given = [rng.integers(0, 3, 6), points(rng, 6, 4)]
+        given += [rng.integers(0, 3, 5), points(rng, 5, 4)]
+        # Inside a graph values cannot be looked at.
+        finite = [0, -1, 0.5, 1e-30, 1e4, 100]
+        loss = PAIR_LOSSES[rng.integers(len(PAIR_LOSSES))]
+        return [loss, *some_mutated(given, rng, finite)]
+
+    fuzz("pairs", arguments, lambda loss, *given: loss.pairs(*given), check)
+
+
+# ==== Configurations ====
+
+
+CONFIG = {
+    "method": "C2-CCP",
+    "data": {"name": "emoji", "split": "ablation", "augmentation": "small"},
+    "embedder": {"backbone": "small_cnn", "embedding_dim": 64},
+    "loss": {"name": "contrastive", "arguments": {"negative_margin": 0.5}},
+    "proxies": {"per_class": 4, "switching": True, "pool_size": 12},
+    "training": {"batch_size": 32, "samples_per_class": 4, "learning_rate": 1e-3},
+    "distribution": {"strategy": "none"},
+    "seed": 0,
+}
+VALUES = [
+    *NUMBERS,
+    *[None, "text", "", [], {}, [1], {"a": {}}, True, False, 1, 3, 10**30, b"x"],
+    *["contrastive", "resnet20_v2", "mirrored", "sop", "none", {"name": "emoji"}],
+]
+
+
+def mutated_config(rng):
+    config = copy.deepcopy(CONFIG)
+    for _ in range(rng.integers(1, 3)):
+        section = config
+        if rng.random() < 0.8:
+            inner = [v for v in config.values() if isinstance(v, dict) and v]
+            if inner:
+                section = inner[rng.integers(len(inner))]
+        key = list(section)[rng.integers(len(section))]
+        match rng.integers(4):
+            case 0:
+                del section[key]
+            case 1:
+                section[key[:-1]] = section.pop(key)
+            case 2:
+                section[key] = VALUES[rng.integers(len(VALUES))]
+            case 3:
+                section[["folds", "memory", "policy", 3][rng.integers(4)]] = VALUES[
+                    rng.integers(len(VALUES))
+                ]
+    return [config]
+
+
+def test_config():
+    def check(config, values):
+        assert check_config(config.model_dump()) == config
+        assert "nan" not in repr(config.model_dump()).lower()
+
+    fuzz("config", mutated_config, check_config, check)
+
+
+def mutated_bytes(content, rng):
+    """The content after one to three changes."""
+    content = bytearray(content)
+    for _ in range(rng.integers(1, 4)):
+        start = int(rng.integers(len(content) + 1))
+        length = int(rng.integers(1, 9))
+        match rng.integers(5):
+            case 0:
+                del content[start:]
+            case 1:
+                del content[start : start + length]
+            case 2:
+                content[start:start] = content[:length]
+            case 3:
+                content[start : start + length] = rng.bytes(length)
+            case 4 if content:
+                content[start % len(content)] ^= 1 << int(rng.integers(8))
+    return bytes(content)
+
+
+def test_yaml(tmp_path):
+    content = yaml.safe_dump(CONFIG).encode()
+
+    def call(changed):
+        (tmp_path / "config.yaml").write_bytes(changed)
+        return load_config(tmp_path / "config.yaml")
+
+    fuzz(
+        "yaml",
+        lambda rng: [mutated_bytes(content, rng)],
+        call,
+        lambda config, changed: check_config(config.model_dump()),
+        (ValueError, FileNotFoundError),
+    )
+
+
+# ==== Files ====
+
+
+def with_checksum(content):
+    """The content as a checkpoint that someone made so: its checksum is right."""
+    head = len(checkpoint._MAGIC)
+    body = content[head + 32 :]
+    return content[:head] + checkpoint.hashlib.sha256(body).digest() + body
+
+
+def test_checkpoint(tmp_path):
+    arrays = {"a": np.arange(3.0), "b": np.array([[1]], "int8"), "text": np.array("é1")}
+    path = save_checkpoint(tmp_path, 1, arrays)
+    content = path.read_bytes()
+
+    def call(changed):
+        path.write_bytes(changed)
+        return load_latest(tmp_path)
+
+    def check(result, changed):
+        step, loaded = result
+        assert step == 1
+        for array in loaded.values():
+            assert array.dtype.kind in "biufcSUV" and array.nbytes < 1000
+
+    def arguments(rng):
+        changed = mutated_bytes(content, rng)
+        return [with_checksum(changed) if rng.random() < 0.7 else changed]
+
+    fuzz("checkpoint", arguments, call, check)
+
+
+def test_index_file(tmp_path):
+    rng = np.random.default_rng(0)
+    index = RetrievalIndex.build(points(rng, 3, 2), ["a", "b", "ü"], [0, 1, 0])
+    index.save(tmp_path)
+    (path,) = tmp_path.iterdir()
+    content = path.read_bytes()
+
+    def call(changed):
+        path.write_bytes(changed)
+        return RetrievalIndex.load(tmp_path)
+
+    def check(loaded, changed):
+        distances, _ = loaded.search(np.zeros((1, loaded.embeddings.shape[1])), 1)
+        assert not np.isnan(distances).any()
+
+    fuzz(
+        "index_file",
+        lambda rng: [with_checksum(mutated_bytes(content, rng))],
+        call,
+        check,
+    )
+
+
+def test_npz(tmp_path):
+    path = tmp_path / "images.npz"
+    np.savez(path, images=np.zeros((4, 2, 2, 3), "uint8"), labels=[0, 0, 1, 1])
+    members = {}
+    with zipfile.ZipFile(path) as archive:
+        members = {name: archive.read(name) for name in archive.namelist()}
+
+    def arguments(rng):
+        # Inside of the archive, where its checksums do not see it.
+        name = list(members)[rng.integers(len(members))]
+        changed = {**members, name: mutated_bytes(members[name], rng)}
+        buffer = io.BytesIO()
+        with zipfile.ZipFile(buffer, "w") as archive:
+            for member, content in changed.items():
+                archive.writestr(member, content)
+        content = buffer.getvalue()
+        return [content if rng.random() < 0.8 else mutated_bytes(content, rng)]
+
+    def call(content):
+        path.write_bytes(content)
+        return npz(path)
+
+    fuzz("npz", arguments, call, lambda data, content: data.select_classes([0]))
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of \\x in a name
+def test_torch(tmp_path):
+    path = tmp_path / "weights.pth"
+    tensors = {f"layer{i}.weight": np.arange(4, dtype="<f4") for i in range(3)}
+    content = torch_file(tensors)
+    path.write_bytes(content)
+    np.testing.assert_equal(dict(read_torch_weights(path)), tensors)
+
+    def call(changed):
+        path.write_bytes(changed)
+        return read_torch_weights(path)
+
+    def check(loaded, changed):
+        for name, array in loaded.items():
+            assert isinstance(name, str) and array.dtype.kind in "biuf"
+            assert array.nbytes <= len(changed)
+
+    fuzz("torch", lambda rng: [mutated_bytes(content, rng)], call, check)
+
+
+def torch_file(tensors):
+    """A file of torch.save before version 1.6, of float32 vectors."""
+
+    def text(value):
+        return b"X" + len(value).to_bytes(4, "little") + value.encode()
+
+    def integer(value):
+        return b"J" + value.to_bytes(4, "little")
+
+    head = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19.\x80\x02M\xe9\x03."
+    head += b"\x80\x02}(" + text("little_endian") + b"\x88u."
+    state, keys, storages = b"\x80\x02}(", b"\x80\x02](", b""
+    for key, (name, values) in enumerate(tensors.items()):
+        state += text(name) + b"ctorch._utils\n_rebuild_tensor_v2\n(("
+        state += text("storage") + b"ctorch\nFloatStorage\n" + text(str(key))
+        state += text("cpu") + integer(len(values)) + b"NtQ" + integer(0)
+        state += integer(len(values)) + b"\x85" + integer(1) + b"\x85\x89}tR"
+        keys += text(str(key))
+        storages += len(values).to_bytes(8, "little") + values.tobytes()
+    return head + state + b"u." + keys + b"e." + storages
+
+
+def test_table(tmp_path):
+    (tmp_path / "1.png").write_bytes(b"")
+    text = io.StringIO()
+    csv.writer(text).writerows(
+        [["path", "label"], *[["1.png", i % 3] for i in range(6)]]
+    )
+    content = text.getvalue().encode()
+
+    def call(changed):
+        (tmp_path / "images.csv").write_bytes(changed)
+        return table(tmp_path / "images.csv")
+
+    fuzz(
+        "table",
+        lambda rng: [mutated_bytes(content, rng)],
+        call,
+        lambda data, changed: data.select_classes([0]),
+        (ValueError, FileNotFoundError),
+    )
+
+
+def test_image():
+    rng = np.random.default_rng(0)
+    pixels = rng.integers(0, 256, (9, 7, 3), np.uint8)
+    files = [
+        tf.io.encode_jpeg(pixels).numpy(),
+        tf.io.encode_png(pixels).numpy(),
+        tf.io.encode_png(pixels[:, :, :1]).numpy(),
+    ]
+    decode = tf.function(
+        lambda encoded: decode_center_crop(encoded, 4, 4),
+        input_signature=[tf.TensorSpec((), tf.string)],
+    )
+
+    def call(encoded):
+        try:
+            return decode(encoded)
+        except tf.errors.InvalidArgumentError as error:
+            # The pipeline names the image (tests/test_pipeline_encoded.py).
+            raise ValueError(f"Received: {error}") from error
+
+    def check(image, encoded):
+        assert image.shape == (4, 4, 3) and image.dtype == tf.uint8
+
+    fuzz(
+        "image",
+        lambda rng: [mutated_bytes(files[rng.integers(len(files))], rng)],
+        call,
+        check,
+    )

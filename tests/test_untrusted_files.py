@@ -1,0 +1,208 @@
+"""Files of others run nothing: weights, arrays, checkpoints, indexes and models.
+
+Each file here holds code that writes a marker. A test first shows that the code is
+real: by the reader that does run it. `tests/test_backbones.py` has more for the reader
+of PyTorch files, `tests/test_config.py` for configurations.
+"""
+
+import io
+import json
+import os
+import pickle
+import zipfile
+
+import keras
+import numpy as np
+import pytest
+
+from keras_ccp import Backup, CCPModel, build_embedder, datasets, losses
+from keras_ccp.backbones import bn_inception, small_cnn
+from keras_ccp.checkpoint import load_latest
+from keras_ccp.index import RetrievalIndex
+from keras_ccp.projection_log import load_projections
+from keras_ccp.serving.export import load_embedder
+
+
+class Bomb:
+    """Writes a file when it is unpickled."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return os.system, (f"echo > {self.path}",)
+
+
+@pytest.fixture
+def marker(tmp_path):
+    """A file that is not there unless code was run."""
+    path = tmp_path / "marker"
+    yield path
+    assert not path.exists()
+
+
+def array_of(bomb):
+    values = np.empty(4, object)
+    values[:] = bomb
+    return values
+
+
+def saved(array):
+    buffer = io.BytesIO()
+    np.save(buffer, array, allow_pickle=True)
+    return buffer.getvalue()
+
+
+# ==== Pickles ====
+
+
+def test_the_pickles_are_real(tmp_path):
+    path = tmp_path / "exploded"
+    pickle.loads(pickle.dumps(Bomb(path)))
+    assert path.exists()
+    path.unlink()
+    np.load(io.BytesIO(saved(array_of(Bomb(path)))), allow_pickle=True)
+    assert path.exists()
+
+
+@pytest.mark.parametrize("name", ["images", "labels", "class_names", "data"])
+def test_npz(tmp_path, marker, name):
+    arrays = {"images": np.zeros((4, 2, 2, 3), "uint8"), "labels": np.arange(4) // 2}
+    if name == "data":
+        del arrays["images"]
+        arrays["offsets"] = np.arange(5)
+    arrays[name] = array_of(Bomb(marker))
+    np.savez(tmp_path / "data.npz", **arrays)
+    with pytest.raises(ValueError, match="without Python objects.*allow_pickle=False"):
+        datasets.npz(tmp_path / "data.npz")
+
+
+def test_npz_with_a_bare_pickle_inside(tmp_path, marker):
+    with zipfile.ZipFile(tmp_path / "data.npz", "w") as archive:
+        archive.writestr("images.npy", pickle.dumps(Bomb(marker)))
+        archive.writestr("labels.npy", saved(np.arange(4)))
+    with pytest.raises(ValueError, match="plain arrays"):
+        datasets.npz(tmp_path / "data.npz")
+    (tmp_path / "data.npz").write_bytes(pickle.dumps(Bomb(marker)))
+    with pytest.raises(ValueError, match="plain arrays"):
+        datasets.npz(tmp_path / "data.npz")
+
+
+CONTENTS = {
+    "pickle": lambda bomb: pickle.dumps(bomb),
+    "npy": lambda bomb: saved(array_of(bomb)),
+}
+READERS = {
+    "checkpoint": load_latest,
+    "index": RetrievalIndex.load,
+    "backup": lambda folder: Backup(folder).num_epochs,
+}
+
+
+@pytest.mark.parametrize("content", CONTENTS.values(), ids=CONTENTS)
+@pytest.mark.parametrize("read", READERS.values(), ids=READERS)
+def test_checkpoints_and_what_stands_on_them(tmp_path, marker, content, read):
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    (folder / "checkpoint-00000000.bin").write_bytes(content(Bomb(marker)))
+    with pytest.raises(ValueError, match="damaged"):
+        read(folder)
+
+
+def test_arrays_of_projections(tmp_path, marker):
+    (tmp_path / "projections.jsonl").write_text('{"projection": 0}\n')
+    (tmp_path / "projections").mkdir()
+    np.savez(tmp_path / "projections" / "0.npz", embeddings=array_of(Bomb(marker)))
+    with pytest.raises(ValueError, match="allow_pickle=False"):
+        load_projections(tmp_path)
+
+
+def test_weights_of_a_backbone(tmp_path, marker):
+    (tmp_path / "weights.pth").write_bytes(pickle.dumps(Bomb(marker)))
+    with pytest.raises(ValueError, match=r"weights\.pth"):
+        bn_inception(weights=tmp_path / "weights.pth")
+
+
+# ==== Keras models ====
+
+
+def model_with_a_lambda(path):
+    inputs = keras.Input((2,))
+    code = f"__import__('pathlib').Path({str(path)!r}).touch() or x"
+    outputs = keras.layers.Lambda(eval(f"lambda x: {code}"), output_shape=(2,))(inputs)
+    return keras.Model(inputs, outputs)
+
+
+@pytest.mark.parametrize("load", [keras.models.load_model, load_embedder])
+@pytest.mark.parametrize("is_nested", [False, True])
+def test_lambda_layers_are_refused(tmp_path, load, is_nested):
+    path = tmp_path / "exploded"
+    model = model_with_a_lambda(path)
+    if is_nested:
+        model = CCPModel(model, 3)
+    model.save(tmp_path / "model.keras")
+    path.unlink(missing_ok=True)
+    with pytest.raises((ValueError, TypeError), match="Lambda"):
+        load(tmp_path / "model.keras")
+    assert not path.exists()
+    # It is real: whoever says that the file is trusted runs it.
+    loaded = keras.models.load_model(tmp_path / "model.keras", safe_mode=False)
+    loaded(np.zeros((1, 2), "float32"))
+    assert path.exists()
+
+
+def changed_config(path, change):
+    """Rewrites the configuration inside a .keras file."""
+    with zipfile.ZipFile(path) as archive:
+        members = {name: archive.read(name) for name in archive.namelist()}
+    config = json.loads(members["config.json"])
+    change(config)
+    members["config.json"] = json.dumps(config).encode()
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, content in members.items():
+            archive.writestr(name, content)
+
+
+def system(module, form):
+    """`os.system` as a configuration of Keras may name a function or class."""
+    if form == "function":
+        config = {"class_name": "function", "config": "system"}
+    else:
+        config = {"class_name": "system", "config": {"command": "echo"}}
+    return {"module": module, "registered_name": config["class_name"], **config}
+
+
+@pytest.fixture
+def saved_model(tmp_path):
+    model = CCPModel(build_embedder(small_cnn(), embedding_dim=4), 3)
+    model.compile("sgd", losses.FunctionLoss(losses.ContrastiveLoss().pairs))
+    with pytest.warns(UserWarning, match="not registered"):
+        model.save(tmp_path / "model.keras")
+    return tmp_path / "model.keras"
+
+
+@pytest.mark.parametrize("form", ["function", "class"])
+@pytest.mark.parametrize("module", ["os", "posix", "subprocess", "builtins"])
+@pytest.mark.parametrize("place", ["embedder", "layer", "loss", "optimizer"])
+def test_names_of_other_modules_are_not_called(
+    saved_model, monkeypatch, place, module, form
+):
+    def change(config):
+        named = system(module, form)
+        if place == "embedder":
+            config["config"]["embedder"] = named
+        elif place == "layer":
+            layers = config["config"]["embedder"]["config"]["layers"]
+            layers[-1].update(named)
+        elif place == "loss":
+            config["compile_config"]["loss"]["config"]["function"] = named
+        else:
+            config["compile_config"]["optimizer"] = named
+
+    def explode(*args, **kwargs):
+        raise AssertionError("os.system was called")
+
+    changed_config(saved_model, change)
+    monkeypatch.setattr(os, "system", explode)
+    with pytest.raises((ValueError, TypeError)):
+        keras.models.load_model(saved_model)
