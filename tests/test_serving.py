@@ -258,7 +258,7 @@ def test_export_refuses(tmp_path):
 
 def test_onnx_names_its_packages(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "onnx", None)
-    with pytest.raises(ImportError, match="pip install onnx tf2onnx"):
+    with pytest.raises(ImportError, match="pip install --no-deps onnx tf2onnx"):
         serving.export_onnx(network(), tmp_path / "model.onnx")
 
 

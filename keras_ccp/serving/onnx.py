@@ -30,7 +30,8 @@ def export_onnx(embedder: Any, path: str | os.PathLike) -> None:
             importlib.import_module(package)
         except ImportError as error:
             raise ImportError(
-                "ONNX export needs two more packages: `pip install onnx tf2onnx`"
+                "ONNX export needs two more packages: `pip install --no-deps onnx "
+                "tf2onnx` (tf2onnx 1.17 asks for an older NumPy than it needs)"
             ) from error
     model = load_embedder(embedder)
     if not isinstance(model, keras.Model):
