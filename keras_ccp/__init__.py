@@ -8,6 +8,7 @@ from keras_ccp.k_center import k_center_greedy
 from keras_ccp.layers import LipschitzNormalization
 from keras_ccp.model import CCPModel
 from keras_ccp.pipeline import balanced_batches
+from keras_ccp.projection_log import ProjectionLog
 from keras_ccp.proxies import ProxyBank
 from keras_ccp.warm_up import WarmUp
 
@@ -18,6 +19,7 @@ __all__ = [
     "CCPCallback",
     "CCPModel",
     "LipschitzNormalization",
+    "ProjectionLog",
     "ProxyBank",
     "WarmUp",
     "backbones",

@@ -23,7 +23,9 @@ from keras_ccp.pipeline import (
     mlrc_augmentation,
     small_image_augmentation,
 )
+from keras_ccp.projection_log import ProjectionLog
 from keras_ccp.strategies import is_chief, synchronize_batch_norm, writable
+from keras_ccp.tensorboard import CCPTensorBoard
 from keras_ccp.warm_up import WarmUp
 
 EMBEDDER_FILE = "embedder.keras"
@@ -63,7 +65,8 @@ def train_fold(
     """Trains one model, or goes on where it was stopped.
 
     Leaves in the fold's directory `embedder.keras` (images -> normalised embeddings,
-    best weights of the run), `log.csv`, TensorBoard events and `fold.json`.
+    best weights of the run), `log.csv`, `projections.jsonl`, TensorBoard events and
+    `fold.json`.
 
     Args:
         config: the experiment.
@@ -224,6 +227,8 @@ def _callbacks(config: Config, directory: Path) -> list[keras.callbacks.Callback
     callbacks = [
         keras.callbacks.CSVLogger(directory / "log.csv", append=True),
         keras.callbacks.TensorBoard(directory / "tensorboard", write_graph=False),
+        CCPTensorBoard(directory / "tensorboard"),
+        ProjectionLog(directory),
     ]
     if config.training.warm_up_epochs:
         callbacks.append(WarmUp(config.training.warm_up_epochs))
