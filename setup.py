@@ -42,6 +42,8 @@ EXTRAS["test"] = ["hypothesis", "pillow", "pytest", "pytest-xdist", "ruff"] + [
 # Peers of the benchmarks, which no test needs.
 EXTRAS["bench"] = ["faiss-cpu", "pytorch-metric-learning==2.9.0", "torch"]
 EXTRAS["bench"] += EXTRAS["scann"]
+# The documentation as a site; ruff formats its signatures.
+EXTRAS["docs"] = ["mkdocs-material>=9.5,<10", "mkdocstrings[python]>=1,<2", "ruff"]
 
 setup(
     name="keras-ccp",

@@ -499,13 +499,3 @@ def test_other_losses_are_refused(given):
 def test_wrong_arguments_are_named(arguments, error, message):
     with pytest.raises(error, match=re.escape(message)):
         losses.from_addons(**arguments)
-
-
-@sampler_warning
-@needs_addons
-def test_code_of_the_guide_runs(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    guide = (ROOT / "docs" / "interop.md").read_text("utf-8")
-    blocks = re.findall(r"^```python\n(.*?)^```$", guide, re.MULTILINE | re.DOTALL)
-    assert blocks
-    exec(compile("\n".join(blocks), "docs/interop.md", "exec"), {})

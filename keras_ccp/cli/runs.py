@@ -107,8 +107,8 @@ def tune(
     own = summary["own_map_at_r"]
     console.print(
         f"{summary['complete']} trials complete, {summary['pruned']} pruned. "
-        f"Validation MAP@R: best {summary['map_at_r']:.4f}, with the configuration's own values "
-        + ("unknown" if own is None else f"{own:.4f}")
+        f"Validation MAP@R: best {summary['map_at_r']:.4f}, with the configuration's "
+        "own values " + ("unknown" if own is None else f"{own:.4f}")
     )
     for key, value in summary["values"].items():
         console.print(f"  {key}: {value:.4g}")

@@ -1,0 +1,522 @@
+"""README and docs tell the truth: all of their code is executed, or said not to be.
+
+Each page has a folder of its own with a few small photos. Its blocks run there in
+order: Python in one namespace, `keras-ccp` in this process. A configuration is loaded
+as the command says, and then brought to small images and a small network. A command
+that was run before, in whatever page, is checked again, and leaves what it left then.
+"""
+
+import contextlib
+import dataclasses
+import importlib
+import importlib.metadata
+import inspect
+import io
+import json
+import re
+import shlex
+import shutil
+import subprocess
+import textwrap
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tensorflow as tf
+import typer
+import yaml
+from look_alikes import one_bit_png
+from typer.testing import CliRunner
+
+from keras_ccp import cli
+from keras_ccp.cli import runs
+from keras_ccp.config import check_config, load_config
+
+ROOT = Path(__file__).parent.parent
+DOCS = ROOT / "docs"
+PAGES = [ROOT / "README.md", *sorted(DOCS.glob("*.md"))]
+REFERENCE = sorted((DOCS / "reference").glob("*.md"))
+# Page and beginning of a command: why it is checked but not run.
+COMMANDS_NOT_RUN = {
+    ("README.md", "python examples/train_emoji.py"): "in tests/test_examples.py",
+    ("README.md", "pytest"): "these are the tests",
+    ("concepts.md", "python examples/mnist_figure.py"): (
+        "in tests/test_projection_example.py"
+    ),
+    ("concepts.md", "tensorboard"): "a server; its event files are looked for",
+}
+# Page and beginning of a block: why its syntax and its commands are checked, no more.
+BLOCKS_NOT_RUN = {
+    ("distribution.md", "export TF_CONFIG="): (
+        "takes two machines; two processes in tests/test_multi_worker.py"
+    ),
+    ("distribution.md", "#!/bin/bash"): "takes a cluster with Slurm",
+    ("distribution.md", "apiVersion: v1"): "takes a cluster with Kubernetes",
+}
+# No package is installed: files and extras that `pip install` names are looked for.
+# Page: what is replaced in its Python, by what, and why.
+REPLACED = {
+    "distribution.md": (
+        "tf.distribute.MirroredStrategy()",
+        "tf.distribute.get_strategy()",
+        "no GPUs; two replicas in tests/test_strategies.py",
+    ),
+    "reproducing.md": (
+        "download=True",
+        "check_counts=False",
+        "no network; a look-alike lies in ROOT",
+    ),
+}
+FENCE = re.compile(
+    r'^( *)```(\w*)(?: title="(.+?)")?\n(.*?)^\1```$', re.MULTILINE | re.DOTALL
+)
+BIRDS = "crow dove finch gull hawk heron kite robin swift wren".split()
+
+
+# ==== Blocks and commands ====
+
+
+@dataclasses.dataclass(frozen=True)
+class Block:
+    """A fenced block: its language, file name, first line (from 0) and content."""
+
+    language: str
+    title: str | None
+    line: int
+    code: str
+
+
+def blocks_of(text):
+    return [
+        Block(found[2], found[3], text[: found.start(4)].count("\n"), dedented(found))
+        for found in FENCE.finditer(text)
+    ]
+
+
+def dedented(found):
+    return textwrap.dedent(found[4]) if found[1] else found[4]
+
+
+def commands_of(code):
+    """The words of each command of a shell block."""
+    commands = []
+    for line in code.replace("\\\n", " ").splitlines():
+        command = []
+        for word in [*shlex.split(line, comments=True), "&&"]:
+            if word != "&&":
+                command.append(word)
+            elif command:
+                commands.append(command)
+                command = []
+    return commands
+
+
+def is_in(table, page, text):
+    return any(name == page.name and text.startswith(start) for name, start in table)
+
+
+def extras():
+    return set(importlib.metadata.metadata("keras-ccp").get_all("Provides-Extra"))
+
+
+def wrong_words(words, extras):
+    """What a command asks for and the project does not have."""
+    wrong = []
+    for word in words:
+        if re.fullmatch(r"(examples|benchmarks|docs)/\S+|\S+\.(py|txt)", word):
+            if not (ROOT / word).is_file():
+                wrong.append(f"no such file: {word}")
+    if words[:2] == ["pip", "install"]:
+        named = re.findall(r"\[(.+?)\]", " ".join(words))
+        missing = set(",".join(named).split(",")) - {""} - extras
+        wrong += [f"no such extra: {extra}" for extra in sorted(missing)]
+    elif words[:1] == ["python"] and words[1:2] and (ROOT / words[1]).is_file():
+        script = (ROOT / words[1]).read_text("utf-8")
+        options = [word.split("=")[0] for word in words if word.startswith("--")]
+        wrong += [f"no such option: {o}" for o in options if f'"{o}"' not in script]
+    return wrong
+
+
+def check_own_command(words):
+    """Parses `keras-ccp` and its options, and loads the configuration it names."""
+    commands = typer.main.get_command(cli.app).commands
+    name, *arguments = words[1:]
+    assert name in commands, f"there is no keras-ccp {name}"
+    given = commands[name].make_context(name, arguments).params
+    if "config" in given:
+        load_config(given["config"], given["overrides"] or ())
+    return given
+
+
+# ==== The folder of a page ====
+
+
+def small(config, images):
+    """The same experiment on few small images, with a small network, at once over."""
+    values = config.model_dump()
+    values["data"] |= {
+        "name": "npz",
+        "file": str(images),
+        "split": "ablation",
+        "train_classes": 0.8,
+        "augmentation": "none",
+    }
+    values["embedder"] |= {
+        "backbone": "small_cnn",
+        "weights": None,
+        "frozen_statistics": False,
+        "embedding_dim": 4,
+    }
+    values["proxies"] |= {
+        "per_class": min(2, values["proxies"]["per_class"]),
+        "pool_size": 4,
+        "patience": 1,
+    }
+    values["training"] |= {
+        "batch_size": 4,
+        "samples_per_class": 2,
+        "steps_per_evaluation": 1,
+        "max_evaluations": 1,
+        "policy": "float32",
+    }
+    return check_config(values)
+
+
+@pytest.fixture(scope="module")
+def birds(tmp_path_factory):
+    """Ten classes of four photos, noise around the class's colour; also as arrays."""
+    rng = np.random.default_rng(0)
+    folder = tmp_path_factory.mktemp("birds")
+    images = 20 * np.arange(10)[:, None, None, None, None]
+    images = (images + rng.integers(0, 60, (10, 4, 16, 16, 3))).astype("uint8")
+    for name, photos in zip(BIRDS, images, strict=True):
+        (folder / "photos" / name).mkdir(parents=True)
+        for i, pixels in enumerate(photos, 1):
+            data = tf.io.encode_jpeg(pixels).numpy()
+            (folder / "photos" / name / f"{i}.jpg").write_bytes(data)
+    labels = np.repeat(np.arange(10), 4)
+    np.savez(folder / "birds.npz", images=np.concatenate(images), labels=labels)
+    return folder
+
+
+@pytest.fixture
+def place(birds, tmp_path, monkeypatch):
+    """The folder that a page's code runs in, and the home folder of its commands."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "configs").symlink_to(ROOT / "configs")
+    for name in ("photos", "PHOTOS", "data"):
+        (tmp_path / name).symlink_to(birds / "photos")
+    shutil.copy(birds / "photos" / "robin" / "1.jpg", "query.jpg")
+    for number in range(1, 3):
+        folder = tmp_path / "ROOT/images_background/Greek" / f"character{number:02d}"
+        folder.mkdir(parents=True)
+        for drawer in range(1, 3):
+            data = one_bit_png(np.eye(105, k=number))
+            (folder / f"{number:04d}_{drawer:02d}.png").write_bytes(data)
+
+    def load_small(path, overrides=()):
+        return small(load_config(path, overrides), birds / "birds.npz")
+
+    monkeypatch.setattr(runs, "load_config", load_small)
+    # tests/test_strategies.py trains on several devices.
+    monkeypatch.setattr(runs, "on_devices", lambda config, devices: config)
+    return tmp_path
+
+
+@pytest.fixture(scope="module")
+def left():
+    """What each command that was run has left, by its name and options."""
+    return {}
+
+
+class Page:
+    """Runs the blocks of a page."""
+
+    def __init__(self, path, left):
+        self.path = path
+        self.left = left
+        self.namespace = {"__name__": "__main__"}
+
+    def run(self, block):
+        if block.title:
+            Path(block.title).write_text(block.code, "utf-8")
+        if block.language in ("bash", "yaml") and is_in(
+            BLOCKS_NOT_RUN, self.path, block.code
+        ):
+            getattr(self, f"check_{block.language}")(block.code)
+        elif block.language not in ("text", "csv"):
+            getattr(self, f"run_{block.language}")(block)
+
+    # ==== Checked ====
+
+    def check_bash(self, script):
+        subprocess.run(["bash", "-n"], input=script, text=True, check=True)
+        own = re.findall(r"^ *(keras-ccp .*)", script.replace("\\\n", " "), re.M)
+        assert own
+        for command in own:
+            check_own_command(shlex.split(command))
+
+    def check_yaml(self, text):
+        assert all(document["kind"] for document in yaml.safe_load_all(text))
+        scripts = re.findall(r"- \|\n((?: {14,}.*\n)+)", text)
+        assert scripts
+        for script in scripts:
+            self.check_bash(textwrap.dedent(script))
+
+    # ==== Run ====
+
+    def run_python(self, block):
+        code = block.code
+        if self.path.name in REPLACED:
+            code = code.replace(*REPLACED[self.path.name][:2])
+        # Padded, so that a traceback shows the line of the page.
+        padded = "\n" * block.line + code
+        exec(compile(padded, self.path, "exec"), self.namespace)
+
+    def run_yaml(self, block):
+        path = Path(block.title or "partial.yaml")
+        if not block.title:
+            path.write_text(f"base: configs/emoji_ms_ccp.yaml\n{block.code}", "utf-8")
+        load_config(path)
+
+    def run_bash(self, block):
+        for words in commands_of(block.code):
+            self.run_command(words)
+
+    def run_command(self, words):
+        assert wrong_words(words, extras()) == []
+        if words[0] == "keras-ccp":
+            self.run_own_command(words)
+        elif words[0] == "tensorboard":
+            folder = words[words.index("--logdir") + 1]
+            assert list(Path(folder).rglob("events.out.tfevents.*"))
+        elif words[:2] != ["pip", "install"]:
+            text = " ".join(words)
+            assert is_in(COMMANDS_NOT_RUN, self.path, text), f"say how to test {text}"
+
+    def run_own_command(self, words):
+        words = [re.sub("^~", str(Path.cwd()), word) for word in words]
+        if "--trials" in words:
+            words[words.index("--trials") + 1] = "1"
+        given = check_own_command(words)
+        run = given.get("run")
+        if run and run.parts[0] == "runs" and not run.exists():
+            # Pages may begin with a run.
+            train = "keras-ccp train configs/folder_c2_ccp.yaml --data photos --out"
+            self.run_own_command([*train.split(), str(run)])
+        out = given.get("out") or given.get("html")
+        key = words[1], given.get("k"), bool(out)
+        if key in self.left and out and not out.exists():
+            copy = shutil.copytree if self.left[key].is_dir() else shutil.copy
+            copy(self.left[key], out)
+        elif key not in self.left:
+            result = CliRunner().invoke(cli.app, words[1:])
+            assert result.exit_code == 0, f"{words}: {result.output}"
+            self.left[key] = out and out.absolute()
+
+
+# ==== Pages ====
+
+
+@pytest.mark.filterwarnings("ignore:Your `PyDataset` class should call:UserWarning")
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
+def test_code_runs(path, place, left):
+    if path.name == "interop.md":
+        # The packages are for some versions of Python only.
+        pytest.importorskip("tensorflow_similarity")
+        if importlib.util.find_spec("tensorflow_addons") is None:
+            pytest.skip("tensorflow-addons is not installed")
+    page = Page(path, left)
+    for block in blocks_of(path.read_text("utf-8")):
+        with contextlib.redirect_stdout(io.StringIO()):
+            page.run(block)
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
+def test_every_fence_is_a_block(path):
+    text = path.read_text("utf-8")
+    fences = re.findall(r"^ *```", text, re.MULTILINE)
+    assert len(fences) == 2 * len(blocks_of(text))
+
+
+def test_exceptions_are_of_use():
+    blocks = {path.name: blocks_of(path.read_text("utf-8")) for path in PAGES}
+    for name, start in BLOCKS_NOT_RUN:
+        found = [block for block in blocks[name] if block.code.startswith(start)]
+        assert len(found) == 1, (name, start)
+    for name, start in COMMANDS_NOT_RUN:
+        found = [
+            block
+            for block in blocks[name]
+            if re.search(f"(^|&& ){re.escape(start)}", block.code, re.MULTILINE)
+        ]
+        assert len(found) == 1, (name, start)
+    for name, (old, _, _) in REPLACED.items():
+        assert sum(old in block.code for block in blocks[name]) == 1, name
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
+def test_commands_in_the_text_name_what_exists(path):
+    text = FENCE.sub("", path.read_text("utf-8"))
+    own = typer.main.get_command(cli.app).commands
+    for code in re.findall(r"`((?:pip|python|keras-ccp) [^`]+)`", text):
+        words = code.replace('"', "").split()
+        assert wrong_words(words, extras()) == []
+        assert words[0] != "keras-ccp" or words[1] in own, code
+
+
+# ==== Links, reference and notebook ====
+
+
+def slug(heading):
+    """Anchor of a heading, as GitHub and MkDocs make it."""
+    return re.sub(r"[^\w\- ]", "", heading.strip().lower()).replace(" ", "-")
+
+
+@pytest.mark.parametrize("path", [*PAGES, *REFERENCE], ids=lambda path: path.name)
+def test_links_lead_somewhere(path):
+    text = FENCE.sub("", path.read_text("utf-8"))
+    for target in re.findall(r"\]\(([^)\s]+)\)", text):
+        if re.match("https?:", target):
+            continue
+        name, _, anchor = target.partition("#")
+        other = path.parent / name if name else path
+        assert other.is_file(), target
+        if anchor:
+            headings = re.findall(r"^#+ (.+)$", other.read_text("utf-8"), re.MULTILINE)
+            assert anchor in map(slug, headings), target
+
+
+def nav_pages(entry):
+    if isinstance(entry, str):
+        return [entry]
+    children = entry.values() if isinstance(entry, dict) else entry
+    return [page for child in children for page in nav_pages(child)]
+
+
+def test_every_page_is_on_the_site_and_in_the_overview():
+    nav = nav_pages(yaml.safe_load((ROOT / "mkdocs.yml").read_text("utf-8"))["nav"])
+    pages = [*PAGES[1:], *REFERENCE]
+    assert sorted(nav) == sorted(str(path.relative_to(DOCS)) for path in pages)
+    overview = (DOCS / "index.md").read_text("utf-8")
+    for path in PAGES[1:]:
+        assert path.name == "index.md" or f"]({path.name})" in overview, path.name
+
+
+def documented_names():
+    return {
+        name
+        for path in REFERENCE
+        for name in re.findall(r"^::: (\S+)$", path.read_text("utf-8"), re.MULTILINE)
+    }
+
+
+def test_reference_has_every_public_name():
+    public = "config datasets doctor experiment index losses pipeline plots report"
+    public = f"{public} backbones retrieval search_commands serving tuning".split()
+    for module_name in ("keras_ccp", *(f"keras_ccp.{name}" for name in public)):
+        module = importlib.import_module(module_name)
+        for name in module.__all__:
+            if not inspect.ismodule(getattr(module, name)):
+                # At the top level some names are those of a part.
+                parts = {f"keras_ccp.{part}.{name}" for part in public}
+                full_name = f"{module_name}.{name}"
+                assert documented_names() & {full_name, *parts}, full_name
+
+
+def test_reference_names_what_exists():
+    assert documented_names()
+    for full_name in documented_names():
+        module, _, name = full_name.rpartition(".")
+        if module == "keras_ccp" and importlib.util.find_spec(full_name):
+            continue
+        assert hasattr(importlib.import_module(module), name), full_name
+
+
+def test_notebook(place):
+    path = DOCS / "quick_start.ipynb"
+    notebook = json.loads(path.read_text("utf-8"))
+    assert path.stat().st_size < 300_000
+    assert set(notebook["metadata"]) == {"kernelspec", "language_info"}
+    # All cells, in one namespace: they are plain Python and need no kernel.
+    namespace = {"__name__": "__main__"}
+    types = []
+    for number, cell in enumerate(notebook["cells"]):
+        assert cell["metadata"] == {}
+        if cell["cell_type"] != "code":
+            continue
+        with contextlib.redirect_stdout(io.StringIO()):
+            code = compile("".join(cell["source"]), f"cell {number}", "exec")
+            exec(code, namespace)
+        types += [kind for output in cell["outputs"] for kind in output.get("data", {})]
+        assert all(output["output_type"] != "error" for output in cell["outputs"])
+    assert "image/png" in types
+    assert namespace["trained"]["map_at_r"] > namespace["untrained"]["map_at_r"]
+
+
+# ==== The checks themselves ====
+
+
+def test_blocks_are_found_with_their_line():
+    text = (
+        "a\n```python\nx = 1\n\ny = 2\n```\n\n```bash\nls\n```\n```\nplain\n```\n"
+        '- b\n\n  ```csv title="t.csv"\n  p,l\n    1,2\n  ```\n'
+    )
+    assert blocks_of(text) == [
+        Block("python", None, 2, "x = 1\n\ny = 2\n"),
+        Block("bash", None, 8, "ls\n"),
+        Block("", None, 11, "plain\n"),
+        Block("csv", "t.csv", 16, "p,l\n  1,2\n"),
+    ]
+
+
+def test_commands_are_found():
+    code = 'pip install -r r.txt  # a\n\npip install -e ".[test]" \\\n && pytest -q'
+    assert commands_of(code) == [
+        ["pip", "install", "-r", "r.txt"],
+        ["pip", "install", "-e", ".[test]"],
+        ["pytest", "-q"],
+    ]
+
+
+@pytest.mark.parametrize(
+    ("code", "complaint"),
+    [
+        ("python examples/nothing.py", "file: examples/nothing.py"),
+        ('pip install -e ".[test,gone]"', "extra: gone"),
+        ("pip install -r missing.txt", "file: missing.txt"),
+        ("python setup.py --no-such", "option: --no-such"),
+    ],
+)
+def test_wrong_command_is_caught(code, complaint):
+    assert wrong_words(shlex.split(code), {"test"}) == [f"no such {complaint}"]
+
+
+def test_right_commands_pass():
+    for code in ("pip install -r requirements.txt", 'pip install -e ".[test]"'):
+        assert wrong_words(shlex.split(code), {"test"}) == []
+
+
+@pytest.mark.parametrize(
+    ("code", "message"),
+    [
+        ("keras-ccp trian configs/emoji_ms.yaml --out runs/a", "no keras-ccp trian"),
+        ("keras-ccp train configs/emoji_ms.yaml --to runs/a", "No such option"),
+        ("keras-ccp train configs/gone.yaml --out runs/a", "gone.yaml"),
+        ("keras-ccp train configs/emoji_ms.yaml --out a --set data.sise=3", "size"),
+        ("sudo reboot", "say how to test"),
+    ],
+)
+def test_wrong_own_command_is_caught(code, message, place, left):
+    page = Page(ROOT / "README.md", left)
+    with pytest.raises(Exception, match=message):
+        page.run(Block("bash", None, 1, code))
+
+
+def test_failing_command_and_code_are_caught(place, left):
+    page = Page(ROOT / "README.md", left)
+    with pytest.raises(AssertionError, match="There is no run"):
+        page.run(Block("bash", None, 1, "keras-ccp evaluate nothing"))
+    with pytest.raises(NameError):
+        page.run(Block("python", None, 1, "undefined"))
