@@ -197,6 +197,11 @@ def test_only_the_chief_writes(killed, root):
         f"{fold}embedder.keras",
         f"{fold}fold.json",
         f"{fold}log.csv",
+        f"{fold}projections.jsonl",
+        f"{fold}tensorboard/ccp/embeddings.tsv",
+        f"{fold}tensorboard/ccp/metadata.tsv",
+        f"{fold}tensorboard/ccp/projector_config.pbtxt",
+        f"{fold}tensorboard/ccp/sprite.png",
     }
     # What the other one had to write is gone.
     assert list((killed["temporary"] / "second" / "tmp1").iterdir()) == []
