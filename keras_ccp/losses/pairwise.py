@@ -169,12 +169,7 @@ def _distances(rows, columns):
         squared = tf.where(squared <= noise, tf.zeros_like(squared), squared)
         return tf.cast(tf.sqrt(squared), rows.dtype)
 
-    distances = []
-    for part in parts:
-        # One after the other: side by side, all their float64 copies would be alive.
-        with tf.control_dependencies(distances[-1:]):
-            distances.append(distances_to(part))
-    distances = tf.concat(distances, axis=1)
+    distances = tf.concat([distances_to(part) for part in parts], axis=1)
 
     def grad(upstream):
         # d(a, b) changes by (a - b) / d: summed over references this is again the
@@ -185,9 +180,8 @@ def _distances(rows, columns):
         )
         column_grads = []
         for part, part_weights in zip(parts, _parts(weights, axis=1), strict=True):
-            with tf.control_dependencies(column_grads[-1:]):
-                part64 = tf.cast(part, tf.float64)
-                part_weights = tf.cast(part_weights, tf.float64)
+            part64 = tf.cast(part, tf.float64)
+            part_weights = tf.cast(part_weights, tf.float64)
             row_grad -= tf.matmul(part_weights, part64)
             part_grad = part64 * tf.reduce_sum(part_weights, axis=0)[:, tf.newaxis]
             part_grad -= tf.matmul(part_weights, rows64, transpose_a=True)
