@@ -87,6 +87,7 @@ setup(
         "pydantic>=2.7",
         "pyyaml>=6",
         "rich>=13",
+        "tensorboard>=2.20",  # TensorFlow 2.21 no longer brings it
         "typer>=0.12",
     ],
     extras_require=EXTRAS,

@@ -41,7 +41,10 @@ class BestWeights:
             model: model the weights were taken from.
         """
         if self.embedder_weights is not None:
-            model.embedder.set_weights(self.embedder_weights)
+            # As `set_weights`, without its checks of hundreds of shapes.
+            weights = model.embedder.weights
+            for weight, value in zip(weights, self.embedder_weights, strict=True):
+                weight.value.assign(value)
         if self.references is not None:
             model.reference_bank.set_weights(self.references)
 

@@ -200,7 +200,8 @@ class CCPCallback(ProblemEvents):
                 "`switch` needs a model with proxies. Received: proxies_per_class=0"
             )
         best = self._best_of_problem
-        current = self.model.embedder.get_weights()
+        if not self.restore_on_switch:
+            current = self.model.embedder.get_weights()
         best.restore(self.model)
         self.model.take_snapshot()
         converged = reference_embeddings(self.model)

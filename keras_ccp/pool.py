@@ -92,13 +92,12 @@ class Pool:
         embeddings = model.predict(self.data.batches(drawn), verbose=0)
         if not np.isfinite(embeddings).all():
             return None
-        candidates = np.zeros((*rows.shape, embeddings.shape[-1]), "float32")
-        candidates[mask] = embeddings[np.searchsorted(drawn, rows[mask])]
+        # What has no image is masked, and only needs to be finite.
+        places = np.searchsorted(drawn, np.where(mask, rows, drawn[0]))
+        candidates = embeddings[places]
         picks = k_center_greedy(candidates, covered, model.proxies_per_class, mask)
-        return (
-            np.take_along_axis(rows, picks, axis=1),
-            np.take_along_axis(candidates, picks[..., None], axis=1),
-        )
+        places = np.take_along_axis(places, picks, axis=1)
+        return drawn[places], embeddings[places]
 
     def images(self, rows: np.ndarray) -> np.ndarray:
         """Reads some images of the pool.

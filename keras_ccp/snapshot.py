@@ -36,7 +36,8 @@ class Snapshot(keras.layers.Layer):
     def take(self) -> None:
         """Copies the weights and switches lambda on."""
         for weight, frozen in self._pairs():
-            frozen.assign(weight)
+            # Of hundreds of weights, the checks of Keras' `assign` take most of it.
+            frozen.value.assign(weight.value)
         self.active_weight.assign(self.proximal_weight)
 
     def drop(self) -> None:

@@ -10,7 +10,7 @@ from keras_ccp.arguments import as_array, check_finite, check_int
 from keras_ccp.datasets import Dataset, check_ids, check_labels
 from keras_ccp.pipeline.balanced import gather
 from keras_ccp.pipeline.decoding import decode_center_crop
-from keras_ccp.pipeline.encoded_batches import encoded_batches
+from keras_ccp.pipeline.encoded_batches import encoded_batches, numbered
 
 
 class EvaluationData:
@@ -48,9 +48,7 @@ class EvaluationData:
         elif isinstance(data, Dataset) and data.is_encoded:
             self._encoded, self.labels = data, data.labels
             # Traced once: anew for each `batches` it takes most of a second.
-            self._decode = tf.function(
-                lambda encoded: decode_center_crop(encoded, data.size, data.short_side)
-            )
+            self._decoded = tf.function(self._decode_rows, autograph=False)
         elif isinstance(data, Dataset):
             self._images, self.labels = data.images, data.labels
         else:
@@ -149,19 +147,22 @@ class EvaluationData:
     def _decoded_batches(
         self, rows: np.ndarray | None, batch_size: int
     ) -> tf.data.Dataset:
-        data = self._encoded
         rows = np.arange(len(self)) if rows is None else rows
-        decoded = encoded_batches(
-            tf.data.Dataset.from_tensor_slices(rows).batch(batch_size).enumerate(),
-            data.images,
-            lambda encoded, _: self._decode(encoded),
-            batch_size,
-        )
         num_batches = tf.data.experimental.assert_cardinality(
             -(-len(rows) // batch_size)
         )
-        images = decoded.map(lambda images, _: images)
+        images = self._decoded(tf.constant(rows, tf.int64), batch_size)
         return images.apply(num_batches).prefetch(tf.data.AUTOTUNE)
+
+    def _decode_rows(self, rows: tf.Tensor, batch_size: int) -> tf.data.Dataset:
+        data = self._encoded
+        decoded = encoded_batches(
+            numbered(tf.data.Dataset.from_tensor_slices(rows).batch(batch_size)),
+            data.images,
+            lambda encoded, _: decode_center_crop(encoded, data.size, data.short_side),
+            batch_size,
+        )
+        return decoded.map(_images_alone)
 
     def _streamed_batches(
         self, rows: np.ndarray | None, batch_size: int
@@ -180,6 +181,11 @@ class EvaluationData:
         # tf.data would pass on the number of batches before, and Keras believe it.
         num_batches = tf.data.experimental.assert_cardinality(-(-count // batch_size))
         return images.rebatch(batch_size).apply(num_batches).prefetch(tf.data.AUTOTUNE)
+
+
+@tf.autograph.experimental.do_not_convert
+def _images_alone(images: tf.Tensor, rows: tf.Tensor) -> tf.Tensor:
+    return images
 
 
 def _shared_by_rows() -> tf.data.Options:

@@ -7,22 +7,18 @@ out. What is nearer among them is decided by float64 differences. The answer the
 does not depend on chunks, threads or the order in which a product is summed.
 """
 
-import collections
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
 import numpy as np
 
 from keras_ccp.arguments import check_bool, check_int
 from keras_ccp.retrieval.scores import Scores
+from keras_ccp.retrieval.sweep import in_pairs, in_rows
 from keras_ccp.retrieval.validation import as_embeddings, safe_shift
 
-# Chunks of queries under way at once.
-_THREADS = 2
-_SMALLEST_CHUNK = 64
-# Scores of a chunk when the user names no size: 64 MB of float32.
-_CHUNK_SCORES = 2**24
+# Neighbours that are listed while the blocks of one set meet, some 50 bytes each.
+_LISTED_AT_ONCE = 2**22
 # Float64 differences held at once: few enough to stay in cache.
 _BLOCK_VALUES = 2**16
 # Queries handled at once when float32 was not enough.
@@ -91,12 +87,14 @@ def search(
     query = as_embeddings("query_embeddings", query_embeddings)
     gallery = as_embeddings("gallery_embeddings", gallery_embeddings, query.shape[1])
     check_bool("exclude_self", exclude_self)
-    if exclude_self and not np.array_equal(query, gallery):
-        raise ValueError(
-            "`exclude_self` must be False unless query and gallery are one set. "
-            f"Received: {len(query)} queries and a gallery of {len(gallery)} that "
-            "differ"
-        )
+    if exclude_self:
+        if not np.array_equal(query, gallery):
+            raise ValueError(
+                "`exclude_self` must be False unless query and gallery are one set. "
+                f"Received: {len(query)} queries and a gallery of {len(gallery)} that "
+                "differ"
+            )
+        gallery = query
     check_int("k", k, minimum=1)
     k, most = int(k), len(gallery) - bool(exclude_self)
     if k > most:
@@ -108,7 +106,7 @@ def search(
     distances = np.empty((len(query), k), np.float32)
     indices = np.empty((len(query), k), np.int64)
     searcher = ExactSearcher(query, gallery, exclude_self, chunk_size)
-    for found in searcher.candidates(np.arange(len(query)), k):
+    for found in searcher.candidates(np.full(len(query), k)):
         found = searcher.refine(found, found.indices >= 0)
         nearest = np.sqrt(found.distances[:, :k])
         with np.errstate(over="ignore"):  # float64 distances beyond float32
@@ -117,19 +115,22 @@ def search(
     return distances, indices
 
 
-def _ahead(function, items):
-    """Yields `function(item)` in order, the next few under way in threads.
+def by_depth(depth: np.ndarray) -> dict[int, np.ndarray]:
+    """Groups queries that need about equally many neighbours.
 
-    A product keeps all cores busy, what follows it only one: so they overlap.
+    So that one that needs many does not make all others pay for it.
+
+    Args:
+        depth: `(num_queries,)` ints, neighbours of each, 0 for none.
+
+    Returns:
+        Rows of queries by the largest of their depths, which is less than twice that
+        of any of them.
     """
-    with ThreadPoolExecutor(_THREADS) as pool:
-        futures = collections.deque()
-        for item in items:
-            futures.append(pool.submit(function, item))
-            if len(futures) > _THREADS:
-                yield futures.popleft().result()
-        while futures:
-            yield futures.popleft().result()
+    # 0; 1; 2; 3, 4; 5 to 8; ...
+    size = np.ceil(np.log2(np.maximum(depth, 0.5)))
+    groups = [np.flatnonzero(size == value) for value in np.unique(size)]
+    return {int(depth[rows].max()): rows for rows in groups}
 
 
 class ExactSearcher:
@@ -165,49 +166,44 @@ class ExactSearcher:
         self.query, self.gallery = query, gallery
         self.exclude_self = exclude_self
         self.chunk_size = chunk_size
-        self._scores = Scores(*self._moved(), np.float32)
+        self._scores = Scores(query, gallery, np.float32)
         self._careful_scores = None
 
-    def _moved(self):
-        """Query and gallery near the origin, where rounding errors are smallest."""
-        origin = self.gallery.mean(axis=0, dtype=np.float64)
-        gallery = self.gallery - origin
-        query = gallery if self.query is self.gallery else self.query - origin
-        # A power of two is exact, and keeps products from overflow and underflow.
-        _, exponent = np.frexp(max(np.abs(query).max(), np.abs(gallery).max()))
-        scale = 2.0 ** -max(int(exponent), -1000)
-        return query * scale, gallery * scale
-
-    def candidates(self, rows: np.ndarray, k: int) -> Iterator[Candidates]:
-        """Yields candidates for the nearest neighbours of queries, in chunks.
+    def candidates(self, depth: np.ndarray) -> Iterator[Candidates]:
+        """Yields candidates for the nearest neighbours of all queries, part by part.
 
         Args:
-            rows: `(count,)` ints, the queries.
-            k: int, neighbours of each.
+            depth: `(num_queries,)` ints, neighbours of each, 0 for none.
         """
-        # The query's own row is dropped from k + 1: it is the nearest of all.
-        wanted = k + self.exclude_self
-        step = self.chunk_size or self._chunk_size(len(rows))
-        chunks = [rows[start : start + step] for start in range(0, len(rows), step)]
-        found = _ahead(lambda chunk: self._scores.best(chunk, wanted), chunks)
-        for chunk, (crowded, scores, indices) in zip(chunks, found, strict=True):
+        # The query's own row is dropped from one more: it is the nearest of all.
+        groups = {
+            k + self.exclude_self if k else 0: rows
+            for k, rows in by_depth(depth).items()
+        }
+        listed = sum(k * len(rows) for k, rows in groups.items())
+        sweep = in_rows
+        if self.exclude_self and listed <= _LISTED_AT_ONCE:
+            sweep = in_pairs
+        for rows, shortlist in sweep(self._scores, groups, self.chunk_size):
+            crowded, scores, indices = shortlist.finish()
             if crowded.any():
-                yield self._careful_candidates(chunk[crowded], k)
-                chunk = chunk[~crowded]
-            if len(chunk):
-                if self.exclude_self:
-                    other = indices != chunk[:, None]
-                    shape = len(chunk), scores.shape[1] - 1
-                    scores = scores[other].reshape(shape)
-                    indices = indices[other].reshape(shape)
-                error = self._scores.error[chunk, None]
-                linked = scores[:, :-1] - scores[:, 1:] <= 2.0 * error
-                yield Candidates(chunk, indices, linked, None)
+                k = shortlist.wanted - self.exclude_self
+                yield self._careful_candidates(rows[crowded], k)
+            if not crowded.all():
+                yield self._listed(rows[~crowded], scores, indices)
 
-    def _chunk_size(self, num_rows):
-        """As many as memory allows, but each thread gets two chunks or more."""
-        most = min(_CHUNK_SCORES // len(self.gallery), -(-num_rows // (2 * _THREADS)))
-        return max(_SMALLEST_CHUNK, most)
+    def _listed(self, rows, scores, indices):
+        """Candidates of queries by their shortlists."""
+        if self.exclude_self:
+            other = indices != rows[:, None]
+            shape = len(rows), scores.shape[1] - 1
+            scores, indices = (
+                scores[other].reshape(shape),
+                indices[other].reshape(shape),
+            )
+        error = self._scores.error[rows, None]
+        linked = scores[:, :-1] - scores[:, 1:] <= 2.0 * error
+        return Candidates(rows, indices, linked, None)
 
     def refine(self, found: Candidates, undecided: np.ndarray) -> Candidates:
         """Puts undecided candidates into their exact order.
@@ -255,7 +251,9 @@ class ExactSearcher:
     def _careful_candidates(self, rows, k):
         """The nearest `k` of queries that float32 cannot tell: float64, one by one."""
         if self._careful_scores is None:
-            self._careful_scores = Scores(*self._moved(), np.float64)
+            self._careful_scores = Scores(self.query, self.gallery, np.float64)
+            every = np.arange(len(self.gallery))
+            self._careful_gallery = self._careful_scores.gallery_rows(every)
             # Equal gallery rows are compared once: there are many if a network has
             # collapsed, and then every query comes here. (Adding 0 turns -0 to 0.)
             as_bytes = f"V{self.gallery.itemsize * self.gallery.shape[1]}"
@@ -267,7 +265,7 @@ class ExactSearcher:
         distances = np.empty((len(rows), k))
         for start in range(0, len(rows), _CAREFUL_ROWS):
             block = rows[start : start + _CAREFUL_ROWS]
-            scores = np.asarray(self._careful_scores.all(block))
+            scores = self._careful_scores.product(block, self._careful_gallery)
             for position, row in enumerate(block, start):
                 near = self._near(row, scores[position - start], k)
                 copies = self._copy_of[near]

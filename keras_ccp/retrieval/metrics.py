@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from keras_ccp.arguments import check_bool, check_int
-from keras_ccp.retrieval.exact_search import ExactSearcher
+from keras_ccp.retrieval.exact_search import ExactSearcher, by_depth
 from keras_ccp.retrieval.validation import as_embeddings, as_labels
 
 _METRICS = ("precision_at_1", "precision_at_r", "map_at_r")
@@ -131,27 +131,27 @@ def score_queries(
         check_int("chunk_size", chunk_size, minimum=1)
 
     num_references = _count_references(labels, known) - is_one_set
-    scored = np.flatnonzero(num_references)
-    _check_scored(scored, labels)
+    _check_scored(num_references, labels)
     searcher = ExactSearcher(query, gallery, is_one_set, chunk_size)
     depth = np.ones(len(query), np.int64)
     if "precision_at_r" in metrics or "map_at_r" in metrics:
         depth = num_references
     depth = np.maximum(depth, max(recalls.values(), default=1))
     depth = np.minimum(depth, len(gallery) - is_one_set)
+    depth = np.where(num_references > 0, depth, 0)
     values = {name: np.full(len(query), np.nan) for name in metrics}
     if index is None or index.is_exact:
-        found = _hits(searcher, labels, known, scored, depth)
+        found = _hits(searcher, labels, known, depth)
     else:
-        found = _approximate_hits(index, query, labels, scored, depth)
+        found = _approximate_hits(index, query, labels, depth)
     for rows, hits in found:
         _score(values, recalls, rows, hits, num_references[rows])
     return {**values, "num_references": num_references}
 
 
-def _check_scored(scored, labels):
+def _check_scored(num_references, labels):
     """Refuses queries none of which can be scored."""
-    if scored.size == 0:
+    if not num_references.any():
         raise ValueError(
             "`query_labels` must have a query with a true reference, but all "
             f"{len(labels)} queries are skipped: no class of theirs has another row "
@@ -213,33 +213,26 @@ def _count_references(labels, known):
     return np.where(classes[place] == labels, counts[place], 0)
 
 
-def _hits(searcher, labels, known, scored, depth):
-    """Yields rows of queries and their `(n, depth)` hits, nearest first.
-
-    Queries that need about equally many neighbours go together, so that one large
-    class does not make all others pay for its size.
-    """
-    # Sizes 1, 2, 3-4, 5-8, ...: at most twice what a query needs.
-    size = np.ceil(np.log2(depth[scored])).astype(np.int64)
-    for rows in (scored[size == value] for value in np.unique(size)):
-        most = int(depth[rows].max())
-        for found in searcher.candidates(rows, most):
-            own = labels[found.rows]
-            hits = known[found.indices] == own[:, None]
-            undecided = _mixed_runs(found.linked, hits)
-            unsure = np.flatnonzero(undecided[:, :most].any(axis=1))
-            if unsure.size:
-                part = found.take(unsure)
-                part = searcher.refine(part, undecided[unsure])
-                hits[unsure] = known[part.indices] == own[unsure, None]
-            yield found.rows, hits[:, :most]
+def _hits(searcher, labels, known, depth):
+    """Yields rows of queries and their `(n, depth)` hits, nearest first."""
+    for found in searcher.candidates(depth):
+        most = int(depth[found.rows].max())
+        own = labels[found.rows]
+        hits = known[found.indices] == own[:, None]
+        undecided = _mixed_runs(found.linked, hits)
+        unsure = np.flatnonzero(undecided[:, :most].any(axis=1))
+        if unsure.size:
+            part = searcher.refine(found.take(unsure), undecided[unsure])
+            hits[unsure] = known[part.indices] == own[unsure, None]
+        yield found.rows, hits[:, :most]
 
 
-def _approximate_hits(index, query, labels, scored, depth):
+def _approximate_hits(index, query, labels, depth):
     """As `_hits`, of the neighbours that an index finds."""
-    size = np.ceil(np.log2(depth[scored])).astype(np.int64)
-    for rows in (scored[size == value] for value in np.unique(size)):
-        _, ids = index.search(query[rows], int(depth[rows].max()))
+    for k, rows in by_depth(depth).items():
+        if not k:
+            continue
+        _, ids = index.search(query[rows], k)
         yield rows, index.labels_of(ids) == labels[rows, None]
 
 
