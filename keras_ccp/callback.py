@@ -8,7 +8,11 @@ import numpy as np
 from keras_ccp import retrieval
 from keras_ccp.arguments import check_int, check_number
 from keras_ccp.best_weights import BestWeights
-from keras_ccp.image_checks import check_evaluation_images, warn_of_shared_images
+from keras_ccp.image_checks import (
+    check_evaluation_images,
+    check_has_pairs,
+    warn_of_shared_images,
+)
 from keras_ccp.model import CCPModel
 from keras_ccp.pipeline import EvaluationData
 from keras_ccp.pool import Pool
@@ -89,12 +93,7 @@ class CCPCallback(ProblemEvents):
         self.pool = Pool(EvaluationData(pool, "pool"), pool_size, seed)
         self.validation = EvaluationData(validation, "validation")
         warn_of_shared_images(self.validation, self.pool.data)
-        if np.unique_counts(self.validation.labels).counts.max() < 2:
-            raise ValueError(
-                "`validation` must have classes of two images or more: a single image "
-                "has nothing to be found by. Received: "
-                f"{len(self.validation.labels)} images, each of its own class"
-            )
+        check_has_pairs(self.validation)
         self.patience = patience
         self.min_delta = min_delta
         self.stop_patience = stop_patience

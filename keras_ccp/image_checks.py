@@ -145,6 +145,23 @@ def check_evaluation_images(data: Any, spec: ImageSpec) -> None:
         check_pixel_range(data.name, data.first_images, spec)
 
 
+def check_has_pairs(data: Any) -> None:
+    """Refuses `EvaluationData` among which no image can find one of its class.
+
+    Args:
+        data: an `EvaluationData`.
+
+    Raises:
+        ValueError: If no class has two images.
+    """
+    if np.unique_counts(data.labels).counts.max() < 2:
+        raise ValueError(
+            f"`{data.name}` must have classes of two images or more: a single image "
+            "has nothing to be found by. Received: "
+            f"{len(data.labels)} images, each of its own class"
+        )
+
+
 def warn_of_shared_images(validation: Any, pool: Any) -> None:
     """Warns where validation images are training images.
 

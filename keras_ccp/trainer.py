@@ -10,7 +10,12 @@ from keras_ccp import distribute, retrieval
 from keras_ccp.arguments import refuse_sample_weight
 from keras_ccp.datasets import Dataset, check_labels
 from keras_ccp.fit_checks import EndOfData, check_steps, ordered
-from keras_ccp.image_checks import ImageSpec, check_evaluation_images, check_images
+from keras_ccp.image_checks import (
+    ImageSpec,
+    check_evaluation_images,
+    check_has_pairs,
+    check_images,
+)
 from keras_ccp.pipeline import EvaluationData
 from keras_ccp.training_data import checked_training_data, label_errors
 
@@ -71,9 +76,12 @@ class Trainer(keras.Model):
         if y is None and not isinstance(x, keras.utils.PyDataset):
             # Keras' default would warn that it cannot shuffle a stream.
             kwargs.setdefault("shuffle", False)
-        validation = kwargs.get("validation_data")
-        if isinstance(validation, Dataset):
-            kwargs["validation_data"] = EvaluationData(validation).labelled_batches()
+        if (validation := kwargs.get("validation_data")) is not None:
+            data = EvaluationData(validation, "validation_data")
+            check_evaluation_images(data, self.image_spec)
+            check_has_pairs(data)
+            if isinstance(validation, Dataset):
+                kwargs["validation_data"] = data.labelled_batches()
         end_of_data = EndOfData()
         callbacks = [*ordered(callbacks), end_of_data]
         for callback in callbacks:

@@ -317,6 +317,33 @@ def test_validation_data_of_unseen_classes_report_retrieval():
     assert history["val_map_at_r"] == [model.evaluate(unseen)["map_at_r"]]
 
 
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        ({"labels": np.arange(8)}, "`validation_data` must have classes of two images"),
+        ({"labels": np.zeros(7, int)}, "8 images and 7 labels"),
+        ({"images": np.zeros((8, 3, 3, 3), "uint8")}, "`validation_data` must hold im"),
+    ],
+)
+def test_wrong_validation_data_are_refused_before_the_first_step(change, message):
+    model = compiled(small_model())
+    train, _ = small_data(7).split_classes(4)
+    given = {"images": train.images[:8], "labels": np.zeros(8, int)} | change
+    steps = []
+    count = keras.callbacks.LambdaCallback(
+        on_train_batch_begin=lambda *_: steps.append(1)
+    )
+    with pytest.raises(ValueError, match=message):
+        model.fit(
+            train.images,
+            train.labels,
+            verbose=0,
+            callbacks=[count],
+            validation_data=(given["images"], given["labels"]),
+        )
+    assert not steps
+
+
 def test_test_on_batch_says_what_to_use():
     model = compiled(small_model())
     data = small_data()
