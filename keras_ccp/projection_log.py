@@ -180,7 +180,9 @@ class ProjectionLog(keras.callbacks.Callback):
         ]
         self.lines = [*earlier, line]
         partial = self.directory / f"partial_{FILE}"
-        partial.write_text("".join(f"{json.dumps(line)}\n" for line in self.lines))
+        lines = (_with_spread(line, np.inf, None) for line in self.lines)
+        text = "".join(f"{json.dumps(line, allow_nan=False)}\n" for line in lines)
+        partial.write_text(text)
         partial.replace(self.directory / FILE)
 
 
@@ -197,7 +199,8 @@ def read_lines(directory: str | os.PathLike) -> list[dict[str, Any]]:
     path = Path(directory) / FILE
     if not path.exists():
         return []
-    return [json.loads(line) for line in path.read_text("utf-8").splitlines()]
+    lines = map(json.loads, path.read_text("utf-8").splitlines())
+    return [_with_spread(line, None, np.inf) for line in lines]
 
 
 def load_projections(directory: str | os.PathLike) -> list[Projection]:
@@ -219,6 +222,15 @@ def load_projections(directory: str | os.PathLike) -> list[Projection]:
         fields["map_at_r"] = float(fields["map_at_r"])
         projections.append(Projection(**{"next_proxies": None, **fields}))
     return projections
+
+
+def _with_spread(line: dict[str, Any], value: Any, replacement: Any) -> dict[str, Any]:
+    """A line whose spreads of this value are replaced: JSON has no infinity."""
+    line = dict(line)
+    for moment in ("before", "after"):
+        if line[moment] and line[moment]["proxy_spread"] == value:
+            line[moment] = {**line[moment], "proxy_spread": replacement}
+    return line
 
 
 def _save(record: Projection, path: Path) -> None:

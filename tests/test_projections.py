@@ -184,7 +184,7 @@ def test_problem_without_an_evaluation_has_no_line(tmp_path):
 def test_lines_from_the_first_repeated_one_on_are_replaced(tmp_path):
     _, log = driven(tmp_path, [0.9, 0.1, 0.3, 0.2, 0.4])
     assert [line["projection"] for line in read_lines(tmp_path)] == [0, 1, 2]
-    log._write({"projection": 1, "epoch": 7})
+    log._write({"projection": 1, "epoch": 7, "before": None, "after": None})
     assert [line["epoch"] for line in read_lines(tmp_path)] == [1, 7]
     log.on_epoch_begin(8)
     assert len(read_lines(tmp_path)) == 2
@@ -321,3 +321,13 @@ def test_file_is_plain_json(tmp_path):
             "after",
         }
     ] * 2
+
+
+def test_spread_without_limit_is_null_in_the_file(tmp_path):
+    # All samples of a class on one point, its proxies not: infinitely far apart.
+    _, log = driven(tmp_path, [0.9, 0.1])
+    log.lines[0]["before"]["proxy_spread"] = np.inf
+    log._write(log.lines[0] | {"projection": 1})
+    text = (tmp_path / "projections.jsonl").read_text("utf-8")
+    assert '"proxy_spread": null' in text and "Infinity" not in text
+    assert read_lines(tmp_path)[-1]["before"]["proxy_spread"] == np.inf

@@ -407,7 +407,7 @@ def test_published_row_and_gallery_of_its_own(tmp_path, monkeypatch):
     }
     (out / "config.yaml").write_text(dump_config(check_config(values)), "utf-8")
     names = ("precision_at_1", "precision_at_r", "map_at_r")
-    single = dict.fromkeys(names, {"mean": 0.125, "interval": np.nan})
+    single = dict.fromkeys(names, {"mean": 0.125, "interval": None})
     metrics = {"dataset": "in_shop", "method": "C2", "separated": single}
     metrics |= {"concatenated": single, "models": [dict.fromkeys(names, 0.125)]}
     (out / "metrics.json").write_text(json.dumps(metrics))

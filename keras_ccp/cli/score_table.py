@@ -1,7 +1,5 @@
 """The row of a run beside the published one."""
 
-import math
-
 import rich.table
 
 from keras_ccp.published import published_row
@@ -32,5 +30,7 @@ def score_table(metrics: dict) -> rich.table.Table:
 
 
 def _cell(score: dict) -> str:
-    mean, interval = 100 * score["mean"], 100 * score["interval"]
-    return f"{mean:.2f}" + ("" if math.isnan(interval) else f" ± {interval:.2f}")
+    mean, interval = score["mean"], score["interval"]
+    return f"{100 * mean:.2f}" + (
+        "" if interval is None else f" ± {100 * interval:.2f}"
+    )

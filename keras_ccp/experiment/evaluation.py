@@ -45,7 +45,7 @@ def score_folds(
     }
 
 
-def summarize(scores: Sequence[dict]) -> dict[str, dict[str, float]]:
+def summarize(scores: Sequence[dict]) -> dict[str, dict[str, float | None]]:
     """Means of metrics and their 95 % intervals.
 
     Args:
@@ -53,17 +53,17 @@ def summarize(scores: Sequence[dict]) -> dict[str, dict[str, float]]:
 
     Returns:
         For each metric `mean` and `interval`, half the width of the 95 % confidence
-        interval by Student's t, NaN for a single score.
+        interval by Student's t, `None` for a single score.
     """
     summary = {}
     for name in METRICS:
         values = np.array([score[name] for score in scores], np.float64)
         count = len(values)
-        interval = math.nan
+        interval = None
         if count > 1:
             error = values.std(ddof=1) / math.sqrt(count)
-            interval = student_t_quantile(0.975, count - 1) * error
-        summary[name] = {"mean": values.mean(), "interval": interval}
+            interval = float(student_t_quantile(0.975, count - 1) * error)
+        summary[name] = {"mean": float(values.mean()), "interval": interval}
     return summary
 
 

@@ -192,7 +192,9 @@ def _score(
         "repetitions": concatenated,
     }
     with writable(run, strategy) as directory:
-        (directory / METRICS_FILE).write_text(json.dumps(metrics, indent=2))
+        (directory / METRICS_FILE).write_text(
+            json.dumps(metrics, indent=2, allow_nan=False)
+        )
         _write_table(directory / "metrics.csv", separated, concatenated)
         embedder = join_embedders(repetitions[0])
         export_trained(embedder, directory / "embedder", splits.query)
