@@ -87,7 +87,8 @@ def test_scores_of_one_set_are_those_of_both_sides():
 
 
 @pytest.mark.parametrize("kind", ["sorted", "random", "duplicates", "heaps"])
-def test_blocks_of_one_set_give_what_a_loop_gives(kind):
+def test_blocks_of_one_set_give_what_a_loop_gives(kind, monkeypatch):
+    monkeypatch.setattr("keras_ccp.retrieval.exact_search.SMALLEST_BLOCK", 64)
     rng = np.random.default_rng(3)
     points = rng.standard_normal((900, 5)).astype(np.float32)
     labels = rng.integers(0, 150, 900)
@@ -117,3 +118,28 @@ def test_both_ways_through_one_set_agree(monkeypatch):
     in_rows = search(points, points, 5, exclude_self=True)
     for one, other in zip(in_pairs, in_rows, strict=True):
         np.testing.assert_array_equal(one, other)
+
+
+def test_a_small_chunk_is_one_of_queries_not_of_both_sides(monkeypatch):
+    # Blocks of 2 with blocks of 2 would be 150 ** 2 / 2 products.
+    monkeypatch.setattr("keras_ccp.retrieval.exact_search.in_pairs", None)
+    points = np.random.default_rng(5).standard_normal((300, 4)).astype(np.float32)
+    found = search(points, points, 3, exclude_self=True, chunk_size=2)
+    expected = search_oracle(points, points, 3, exclude_self=True)
+    np.testing.assert_array_equal(found[1], expected[1])
+
+
+def test_queries_that_want_many_go_in_small_chunks(monkeypatch):
+    sizes = []
+    make = Shortlist
+
+    def record(wanted, num_gallery, error):
+        sizes.append(wanted * len(error))
+        return make(wanted, num_gallery, error)
+
+    monkeypatch.setattr(sweep, "Shortlist", record)
+    monkeypatch.setattr(sweep, "_MOST_LISTED", 1000)
+    points = np.random.default_rng(6).standard_normal((200, 4)).astype(np.float32)
+    search(points, points, 90)
+    # Chunks of 12 queries: the first number of them that wants 1,000 or more.
+    assert max(sizes) == 12 * 90 and sum(sizes) == 200 * 90

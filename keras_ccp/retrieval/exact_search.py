@@ -14,7 +14,7 @@ import numpy as np
 
 from keras_ccp.arguments import check_bool, check_int
 from keras_ccp.retrieval.scores import Scores
-from keras_ccp.retrieval.sweep import in_pairs, in_rows
+from keras_ccp.retrieval.sweep import SMALLEST_BLOCK, in_pairs, in_rows
 from keras_ccp.retrieval.validation import as_embeddings, safe_shift
 
 # Neighbours that are listed while the blocks of one set meet, some 50 bytes each.
@@ -71,8 +71,8 @@ def search(
         k: int, neighbours per query, at most the number of rows there are to find.
         exclude_self: bool. Query `i` does not find gallery row `i`: for a set that is
             searched in itself. Duplicates of the row under other indices are found.
-        chunk_size: int, queries handled at once in each of two threads. Defaults to
-            `None`: as many as need about 64 MB.
+        chunk_size: int, queries handled at once in each of three threads. Defaults to
+            `None`: as many as need some 100 MB.
 
     Returns:
         Distances `(num_queries, k)` float32 (L2, not squared), nearest first, and
@@ -181,9 +181,11 @@ class ExactSearcher:
             for k, rows in by_depth(depth).items()
         }
         listed = sum(k * len(rows) for k, rows in groups.items())
-        sweep = in_rows
-        if self.exclude_self and listed <= _LISTED_AT_ONCE:
-            sweep = in_pairs
+        size = self.chunk_size or SMALLEST_BLOCK
+        in_blocks = (
+            self.exclude_self and listed <= _LISTED_AT_ONCE and size >= SMALLEST_BLOCK
+        )
+        sweep = in_pairs if in_blocks else in_rows
         for rows, shortlist in sweep(self._scores, groups, self.chunk_size):
             crowded, scores, indices = shortlist.finish()
             if crowded.any():

@@ -48,8 +48,8 @@ def evaluate(
             under another index is found).
         gallery_labels: likewise for the gallery, given with it.
         metrics: names from the list above.
-        chunk_size: int, queries handled at once in each of two threads. Defaults to
-            `None`: as many as need about 64 MB.
+        chunk_size: int, queries handled at once in each of three threads. Defaults to
+            `None`: as many as need some 100 MB.
         index: `RetrievalIndex` with integer labels, the gallery in place of
             `gallery_embeddings` and `gallery_labels`. Defaults to `None`.
         allow_approximate: bool, whether the neighbours may be those that an index finds

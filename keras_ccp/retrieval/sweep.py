@@ -16,8 +16,10 @@ _THREADS = 3
 # Scores of a product when the user names no size: 64 MB of float32.
 _MOST_SCORES = 2**24
 _SMALLEST_CHUNK = 64
+# Neighbours that a chunk of queries wants, some 100 bytes each while they are sorted.
+_MOST_LISTED = 2**19
 # With smaller blocks of one set what is done beside the products would prevail.
-_SMALLEST_BLOCK = 1024
+SMALLEST_BLOCK = 1024
 
 Groups = Mapping[int, np.ndarray]
 
@@ -30,7 +32,7 @@ def in_rows(
     Args:
         scores: of queries and gallery.
         groups: the queries by the length of their list, 0 for those that need none.
-        chunk_size: int, queries in a chunk, or `None` for as many as need 64 MB.
+        chunk_size: int, queries in a chunk, or `None` for as many as need some 64 MB.
 
     Yields:
         Queries and their shortlists.
@@ -39,10 +41,12 @@ def in_rows(
     gallery = scores.gallery_rows(members)
     chunks = []
     for wanted, rows in groups.items():
-        # Each thread gets two chunks or more.
+        if not wanted:
+            continue
+        # Each thread gets two chunks or more, if memory allows it.
         most = min(_MOST_SCORES // len(members), -(-len(rows) // (2 * _THREADS)))
-        size = chunk_size or max(_SMALLEST_CHUNK, most)
-        chunks += [(part, wanted) for part in _parts(rows, size) if wanted]
+        most = min(max(_SMALLEST_CHUNK, most), -(-_MOST_LISTED // wanted))
+        chunks += [(part, wanted) for part in _parts(rows, chunk_size or most)]
 
     def shortlist(chunk):
         rows, wanted = chunk
@@ -70,7 +74,7 @@ def in_pairs(
         Queries and their shortlists.
     """
     most = min(int(np.sqrt(_MOST_SCORES)), scores.padding // 4)
-    size = chunk_size or max(_SMALLEST_BLOCK, most)
+    size = chunk_size or max(SMALLEST_BLOCK, most)
     rows, shortlists = [], []
     for wanted, group in groups.items():
         for part in _parts(group, size):
