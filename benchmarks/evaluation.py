@@ -6,7 +6,7 @@ top-k, each for as many neighbours as the largest class needs. All run in altern
 one process; the ratio counts. The metrics are compared with those of
 pytorch-metric-learning's AccuracyCalculator, on neighbours in the order of float64.
 
-The peers come with `pip install "keras-ccp[bench]"`; one that is missing has a dash.
+The peers come with `pip install -e ".[bench]"`; one that is missing has a dash.
 """
 
 import argparse

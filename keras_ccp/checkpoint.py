@@ -104,7 +104,7 @@ def load_latest(
     files = _files(Path(directory))
     for step in sorted(files, reverse=True):
         try:
-            return step, _decoded(memoryview(files[step].read_bytes()), step)
+            return step, read_arrays(files[step], step)
         except ValueError as error:
             logger.warning(
                 "checkpoint %s is left out, the one before it is tried: %s",
@@ -118,6 +118,40 @@ def load_latest(
             "foreign; copy one back, or delete them to begin anew"
         )
     return None
+
+
+def write_arrays(path: Path, step: int, arrays: dict[str, Any]) -> None:
+    """Writes one file of arrays, which gets its name once all of it is on the disk.
+
+    Args:
+        path: The file; its folder is made if it is missing.
+        step: Int from 0, which is kept with the arrays.
+        arrays: Arrays, numbers or strings by name.
+
+    Raises:
+        TypeError: If an array holds Python objects.
+        OSError: If it cannot be written. A file that was there still is.
+    """
+    chunks = _encoded(step, {name: np.asarray(a) for name, a in arrays.items()})
+    path.parent.mkdir(parents=True, exist_ok=True)
+    _write(path, chunks)
+
+
+def read_arrays(path: Path, step: int) -> dict[str, np.ndarray]:
+    """Reads one file of arrays.
+
+    Args:
+        path: The file.
+        step: Int, with which it was written.
+
+    Returns:
+        Read-only arrays by name.
+
+    Raises:
+        ValueError: If it is not as it was written.
+        OSError: If it cannot be read.
+    """
+    return _decoded(memoryview(path.read_bytes()), step)
 
 
 def _files(directory: Path) -> dict[int, Path]:
@@ -180,7 +214,7 @@ def _encoded(step: int, arrays: dict[str, np.ndarray]) -> list[Any]:
 def _decoded(content: memoryview, step: int) -> dict[str, np.ndarray]:
     """The arrays of a file. Raises ValueError for all that is not as it was written."""
     if content[: len(_MAGIC)] != _MAGIC:
-        raise ValueError("it is not a checkpoint of this package")
+        raise ValueError("it is not a file of this package")
     start = len(_MAGIC) + _NUM_DIGEST_BYTES
     if hashlib.sha256(content[start:]).digest() != content[len(_MAGIC) : start]:
         raise ValueError("it is truncated or changed")

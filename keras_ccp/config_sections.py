@@ -11,14 +11,14 @@ _OWN_BACKBONES = ("bn_inception", "efficientnet_lite0", "resnet20_v2", "small_cn
 
 
 def did_you_mean(name: Any, valid: Iterable[str]) -> str:
-    """End of a message about a wrong name.
+    """End of a message about a wrong name, empty where none is near.
 
     Args:
         name: what was given.
-        valid: names that exist, at least one.
+        valid: names that exist.
     """
-    near = difflib.get_close_matches(str(name), list(valid), n=1, cutoff=0.0)
-    return f"; did you mean `{near[0]}`?"
+    near = difflib.get_close_matches(str(name), list(valid), n=1, cutoff=0.5)
+    return f"; did you mean `{near[0]}`?" if near else ""
 
 
 class Section(pydantic.BaseModel):
@@ -49,8 +49,7 @@ class DataConfig(Section):
         augmentation: `"mlrc"` or `"conventional"` crops of encoded images, `"small"`
             for arrays, `"small_no_flip"` where mirror images are other things, or
             `"none"`.
-        unreadable: `"raise"` or `"skip"`: looks at every image first; `None` trusts
-            them.
+        unreadable: `"raise"` or `"skip"`: looks at every image first; `None`: not.
         check_counts: whether the published counts of images and classes must hold.
     """
 
@@ -124,12 +123,12 @@ class EmbedderConfig(Section):
 
     @pydantic.model_validator(mode="after")
     def _exists(self) -> "EmbedderConfig":
-        names = [*_OWN_BACKBONES]
-        names += [name for name in dir(keras.applications) if name[0].isupper()]
-        if self.backbone not in names:
+        models = [name for name in dir(keras.applications) if name[0].isupper()]
+        if self.backbone not in (names := [*_OWN_BACKBONES, *models]):
+            near = did_you_mean(self.backbone, names)
             raise ValueError(
-                "`backbone` must be the name of a backbone. Received: "
-                f"backbone={self.backbone!r}{did_you_mean(self.backbone, names)}"
+                f"`backbone` must be {', '.join(_OWN_BACKBONES)} or a model of "
+                f"keras.applications. Received: backbone={self.backbone!r}{near}"
             )
         if self.weights and self.backbone in ("resnet20_v2", "small_cnn"):
             raise ValueError(
@@ -194,7 +193,8 @@ class ProxyConfig(Section):
     def _fits_together(self) -> "ProxyConfig":
         if self.switching and not self.per_class:
             raise ValueError(
-                "`per_class` must be at least 1 with `switching`. Received: per_class=0"
+                "`per_class` must be at least 1 with `switching`: --set "
+                "proxies.per_class=4, or proxies.switching=false. Received: per_class=0"
             )
         if self.pool_size < self.per_class:
             raise ValueError(

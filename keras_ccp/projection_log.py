@@ -228,7 +228,7 @@ def _with_spread(line: dict[str, Any], value: Any, replacement: Any) -> dict[str
     """A line whose spreads of this value are replaced: JSON has no infinity."""
     line = dict(line)
     for moment in ("before", "after"):
-        if line[moment] and line[moment]["proxy_spread"] == value:
+        if line.get(moment) and line[moment]["proxy_spread"] == value:
             line[moment] = {**line[moment], "proxy_spread": replacement}
     return line
 

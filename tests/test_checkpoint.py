@@ -10,7 +10,12 @@ import numpy as np
 import pytest
 
 from keras_ccp import checkpoint
-from keras_ccp.checkpoint import load_latest, save_checkpoint
+from keras_ccp.checkpoint import (
+    load_latest,
+    read_arrays,
+    save_checkpoint,
+    write_arrays,
+)
 
 ARRAYS = {
     "weights/kernel": np.arange(6, dtype="float32").reshape(2, 3),
@@ -53,6 +58,18 @@ def test_arrays_come_back_bit_for_bit(tmp_path):
 def test_no_arrays_at_all(tmp_path):
     save_checkpoint(tmp_path, 0, {})
     assert load_latest(tmp_path) == (0, {})
+
+
+def test_one_file_of_any_name(tmp_path):
+    path = tmp_path / "new" / "arrays.bin"
+    write_arrays(path, 3, ARRAYS)
+    assert_same(read_arrays(path, 3), ARRAYS)
+    assert names(tmp_path / "new") == ["arrays.bin"]
+    with pytest.raises(ValueError, match="it is of step 3"):
+        read_arrays(path, 4)
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(ValueError, match="truncated"):
+        read_arrays(path, 3)
 
 
 def test_the_newest_are_kept(tmp_path):

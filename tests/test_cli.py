@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from look_alikes import write_in_shop
+from typer.main import get_command
 from typer.testing import CliRunner
 
 from keras_ccp.cli import app
@@ -36,6 +37,8 @@ def test_train_then_evaluate(config, tmp_path):
     result = invoke("train", config, "--out", out, "--set", "training.batch_size=12")
     assert result.exit_code == 0, result.output
     assert "each model alone" in result.output and "MAP@R" in result.output
+    models = [line for line in result.output.splitlines() if line.startswith("model ")]
+    assert models == ["model 1 of 2", "model 2 of 2"]
     metrics = json.loads((out / "metrics.json").read_text())
     shown = f"{100 * metrics['concatenated']['map_at_r']['mean']:.2f}"
     assert shown in result.output
@@ -61,16 +64,31 @@ def test_published_row_is_shown_beside_it(tmp_path):
     assert "86.32" in result.output and "83.04" in result.output
 
 
+@pytest.mark.parametrize(
+    "command", [c.name for c in get_command(app).commands.values()]
+)
+def test_help_describes_and_does_not_list_arguments_of_python(command):
+    result = invoke(command, "--help")
+    assert result.exit_code == 0 and "--help" in result.output
+    assert "Args:" not in result.output
+    assert " overrides:" not in result.output
+
+
 def test_errors_are_one_message(config, tmp_path):
     for arguments, message in (
         (("--set", "training.batchsize=64"), "batch_size"),
         (("--set", "training.batch_size"), "section.key=value"),
         (("--set", "data.name=cub200", "--data", tmp_path), "CUB_200_2011"),
+        (("--out", config), "`out` must be a folder"),  # the last one counts
     ):
         result = invoke("train", config, "--out", tmp_path / "run", *arguments)
         assert result.exit_code == 1
         assert message in result.output.replace("\n", "")
         assert "Traceback" not in result.output
+    for command in (("doctor",), ("train", "--out", tmp_path / "run")):
+        result = invoke(*command, tmp_path)
+        assert result.exit_code == 1
+        assert "configs/folder_c2_ccp.yaml--data" in "".join(result.output.split())
     result = invoke("evaluate", tmp_path / "nothing")
     assert result.exit_code == 1 and "There is no run" in result.output
 
@@ -117,6 +135,26 @@ def test_index_search_embed_and_check(config, tmp_path):
     weights = next((folder / "embedder" / "variables").glob("*.data*"))
     weights.write_bytes(weights.read_bytes()[:-4] + b"abcd")
     assert invoke("check", folder / "embedder").exit_code == 1
+
+
+def test_tune_prints_what_it_wrote(config, tmp_path, monkeypatch):
+    def searched(experiment, data, out, trials):
+        out.mkdir()
+        for name in written:
+            (out / name).touch()
+        scores = {"map_at_r": 0.5, "own_map_at_r": 0.4, "complete": 1, "pruned": 0}
+        return {**scores, "values": {"proxies.per_class": 2}}
+
+    monkeypatch.setattr("keras_ccp.cli.runs.search_values", searched)
+    for name, written in (
+        ("pairs", ["best.yaml", "trials.csv", "study.db"]),
+        ("proxies", ["best.yaml", "trials.csv", "lambda_proxies.png", "study.db"]),
+    ):
+        result = invoke("tune", config, "--out", tmp_path / name)
+        assert result.exit_code == 0, result.output
+        assert f"{name}: {', '.join(written)}\n" in result.output
+        shown = " ".join(result.output.split())
+        assert "best 0.5000, with the configuration's own values 0.4000" in shown
 
 
 def test_doctor_prints_findings_and_ends_by_them(config):

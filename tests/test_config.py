@@ -3,7 +3,13 @@ import re
 import pytest
 import yaml
 
-from keras_ccp.config import Config, check_config, dump_config, load_config
+from keras_ccp.config import (
+    Config,
+    changed_values,
+    check_config,
+    dump_config,
+    load_config,
+)
 from keras_ccp.yaml_files import merge, parse_override, read_yaml
 
 SMALL = {"method": "C2", "data": {"name": "emoji"}, "loss": {"name": "contrastive"}}
@@ -106,7 +112,12 @@ def test_unknown_key_is_refused_with_the_nearest(override, place, near):
         ("loss.memory=25", "loss.memory: .*MemoryConfig.*25"),
         ("loss.memory.batches=0", "loss.memory.batches: .*greater"),
         ("loss.arguments=[0.5]", r"loss.arguments: .*dictionary.*\[0.5\]"),
-        ("proxies.switching=true", "proxies: `per_class` must be at least 1"),
+        ("proxies.switching=true", "proxies: `per_class`.*--set proxies.per_class=4"),
+        # Nothing is near: no guess, but what there is.
+        ("proxies.xyz=1", "proxies.xyz: there is no such key; there are per_class, sw"),
+        ("data.split=xyz", "data.split: .*Received: 'xyz'$"),
+        ("embedder.backbone=xyz", "embedder: .*bn_inception, .*backbone='xyz'$"),
+        ("loss.arguments.xyz=1", "loss: arguments.xyz: .*; there are positive_margin"),
         ("proxies.per_class=13", "proxies: `pool_size` must.*=12, per_class=13"),
         ("seed=-1", "seed: .*greater"),
         ("seed=null", "seed: .*integer.*None"),
@@ -174,8 +185,11 @@ def test_loss_arguments():
     )
     with pytest.raises(ValueError, match=re.escape(message)):
         check("loss.name=triplet", "loss.arguments.margn=0.1")
-    with pytest.raises(ValueError, match="config: loss: `loss` must be one of"):
+    message = "config: loss: `loss` must be one of .*; did you mean `triplet`"
+    with pytest.raises(ValueError, match=message):
         check("loss.name=tripplet")
+    with pytest.raises(ValueError, match="config: loss: .*Received: loss='xyz'$"):
+        check("loss.name=xyz")
     with pytest.raises(ValueError, match="config: loss: `margin` must be a number"):
         check("loss.name=triplet", "loss.arguments.margin=wide")
     with pytest.raises(ValueError, match="config: loss: `negative_margin` must be"):
@@ -241,10 +255,23 @@ def test_missing_files_are_named(write):
         match="midle.yaml, a base of .*top.yaml; did you mean `middle.yaml`",
     ):
         load_config(folder / "top.yaml")
-    with pytest.raises(FileNotFoundError, match="There is no file"):
-        load_config(folder)
+    # No name is near; nor is the name itself one, that of a link to nothing.
+    (folder / "gone.yaml").symlink_to("gone.yaml.txt")
+    for name in ("emoji.yaml", "gone.yaml.txt"):
+        with pytest.raises(FileNotFoundError, match=f"{name}$"):
+            load_config(folder / name)
     with pytest.raises(FileNotFoundError, match="x.yaml$"):
         load_config(folder / "no" / "x.yaml")
+
+
+def test_folder_is_no_file(write, tmp_path):
+    (tmp_path / "my photos").mkdir()
+    command = "configs/folder_c2_ccp.yaml --data '.*my photos'$"
+    with pytest.raises(IsADirectoryError, match=f"must be a YAML file.*{command}"):
+        load_config(tmp_path / "my photos")
+    folder = write(top="base: my photos")
+    with pytest.raises(IsADirectoryError, match="a base of .*top.yaml: it is a folder"):
+        load_config(folder / "top.yaml")
 
 
 @pytest.mark.parametrize("text", ["", "- a\n- b", "text", "3"])
@@ -343,6 +370,50 @@ def test_overrides(write):
     assert config.loss.arguments == {"negative_margin": 0.4}
     null = load_config(path, ["loss.memory.batches=3", "loss.memory=null"])
     assert null.loss.memory is None
+
+
+def test_arguments_of_another_loss_do_not_carry_over(write):
+    folder = write(
+        base="loss: {name: contrastive, arguments: {negative_margin: 0.4}}",
+        arguments="loss: {arguments: {scale: 3.0}}",  # of a loss that is named later
+        same="base: base.yaml\nmethod: m\ndata: {name: emoji}",
+        other="base: [same.yaml, arguments.yaml]\nloss: {name: soft_triple}",
+        named="base: arguments.yaml\nmethod: m\ndata: {name: emoji}\nloss: {name: "
+        "soft_triple}",
+    )
+
+    def arguments(name, *overrides):
+        return load_config(folder / f"{name}.yaml", overrides).loss.arguments
+
+    assert arguments("same") == {"negative_margin": 0.4}
+    assert arguments("same", "loss.name=contrastive") == {"negative_margin": 0.4}
+    assert arguments("same", "loss.name=triplet") == {}
+    margin = "loss.arguments.margin=0.2"
+    for overrides in ((margin, "loss.name=triplet"), ("loss.name=triplet", margin)):
+        assert arguments("same", *overrides) == {"margin": 0.2}
+    # {} clears those of the same loss.
+    assert arguments("same", "loss.arguments={}") == {}
+    assert arguments("other", "loss.arguments={}") == {}
+    # Both lie below the name that changes; where no other name is below, none does.
+    assert arguments("other") == {}
+    assert arguments("named") == {"scale": 3.0}
+
+
+def test_changed_values():
+    lower = check(
+        "loss.arguments.negative_margin=0.4", "distribution.strategy=mirrored"
+    )
+    upper = check("training.learning_rate=0.01", "loss.memory.batches=3", "method=C1")
+    assert changed_values(lower, lower, "then") == ""
+    assert (
+        changed_values(check(), check("distribution.strategy=mirrored"), "then") == ""
+    )
+    assert changed_values(lower, upper, "in the run").split("; ") == [
+        'method: "C2" in the run, "C1" now',
+        "loss.arguments.negative_margin: 0.4 in the run, not given now",
+        'loss.memory: null in the run, {"batches": 3, "start_step": 1000} now',
+        "training.learning_rate: 1e-05 in the run, 0.01 now",  # 1e-5: the default
+    ]
 
 
 @pytest.mark.parametrize("override", ["training.batch_size", "=3", "", "--seed 3"])

@@ -113,8 +113,9 @@ def test_cub200_refuses_other_counts(root):
     look_alikes.write_cub(root, CUB)
     message = (
         "CUB's training half must have 5,864 images of 100 classes, as published: "
-        "unpack the archive again, or pass check_counts=False to use another one of "
-        "the same form. Received: 5 images of 2 classes"
+        "unpack the archive again, or pass check_counts=False (in a configuration "
+        "`data.check_counts: false`) to use another one of the same form. Received: "
+        "5 images of 2 classes"
     )
     with pytest.raises(ValueError, match=re.escape(message)):
         datasets.cub200(root)
@@ -127,7 +128,7 @@ def test_cub200_names_a_missing_list(root, name):
     with pytest.raises(FileNotFoundError) as error:
         datasets.cub200(root, check_counts=False)
     assert f"Missing: {path}. Get it from https://data.caltech.edu/" in str(error.value)
-    assert "CUB_200_2011.tgz, or pass download=True" in str(error.value)
+    assert "CUB_200_2011.tgz, or in Python pass download=True" in str(error.value)
 
 
 def test_cub200_names_missing_images(root):
@@ -279,7 +280,7 @@ def test_cars196_says_what_both_forms_need(root):
 def test_cars196_says_that_scipy_is_missing(root, monkeypatch):
     (root / "car_ims").mkdir(parents=True)
     monkeypatch.setitem(sys.modules, "scipy.io", None)
-    with pytest.raises(ImportError, match=r'pip install "keras-ccp\[cars\]"'):
+    with pytest.raises(ImportError, match=r'pip install -e "\.\[cars\]"'):
         datasets.cars196(root)
 
 
@@ -328,7 +329,7 @@ def test_sop_refuses(root):
     (folder / "Ebay_test.txt").unlink()
     with pytest.raises(FileNotFoundError, match="Missing: .*Ebay_test.txt. Get it"):
         datasets.sop(root, check_counts=False)
-    message = "`root` must hold Stanford_Online_Products/Ebay_train.txt. Missing: "
+    message = "`--data`.* must hold Stanford_Online_Products/Ebay_train.txt. Missing: "
     with pytest.raises(FileNotFoundError, match=message):
         datasets.sop(root / "elsewhere")
 
@@ -443,18 +444,20 @@ def test_omniglot_of_the_published_size(root):
 
 
 def test_omniglot_refuses(root):
-    with pytest.raises(FileNotFoundError, match="Missing: all of images_background, "):
+    with pytest.raises(FileNotFoundError, match="`--data`.*Missing: all of images_ba"):
         datasets.omniglot(root)
     folder = root / "images_evaluation"
     look_alikes.write_omniglot(root, {folder.name: {"Atlantean": 2}}, drawers=3)
     message = (
         f"{folder} must have 659 characters of 20 images, as published: unpack the "
-        "archive again, or pass check_counts=False to use another one of the same "
-        "form. Received: 2 characters, 3 images of Atlantean/character01"
+        "archive again, or pass check_counts=False (in a configuration "
+        "`data.check_counts: false`) to use another one of the same form. Received: "
+        "2 characters, 3 images of Atlantean/character01"
     )
     with pytest.raises(ValueError, match=re.escape(message)):
         datasets.omniglot(root)
     (folder / "Atlantean" / "Thumbs.db").touch()
+    (folder / "Atlantean" / "character01" / "._0001_01.png").touch()  # of a Mac
     (folder / "readme.txt").touch()
     dataset = datasets.omniglot(root, check_counts=False)
     assert dataset.class_sizes.tolist() == [3, 3]

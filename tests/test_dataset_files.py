@@ -29,31 +29,73 @@ def test_image_folder(tmp_path, caplog):
     assert caplog.text == ""
 
 
-def test_image_folder_passes_over_stray_files(tmp_path, caplog):
+def touch(root, *names):
+    for name in names:
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).touch()
+
+
+def test_image_folder_tells_what_it_passes_over(tmp_path, caplog):
     look_alikes.write_class_folders(tmp_path, {"a": 2, "b": 1})
-    (tmp_path / ".cache").mkdir()
-    strays = ["readme.md", "a/Thumbs.db", "a/.hidden.jpg", "b/notes.txt", ".DS_Store"]
-    for name in strays:
-        (tmp_path / name).touch()
-    (tmp_path / "a" / "more").mkdir()
-    (tmp_path / "b" / "UPPER.JPG").touch()
-    (tmp_path / "b" / "x.webp").touch()
+    touch(tmp_path, "b/UPPER.JPG", "b/x.webp", "b/z.jpg/in.gif", "b/s/t/in.png")
+    touch(tmp_path, "loose.png", "notes.txt", "a/1.tiff", "b/2.TIFF", "b/s/README")
     dataset = datasets.image_folder(str(tmp_path))
     assert [Path(path).name for path in dataset.images] == [
         *("0.jpg", "1.jpg"),
         *("0.jpg", "UPPER.JPG", "x.webp"),
     ]
-    # readme.md, Thumbs.db, notes.txt and the folder `more`: not the hidden ones.
-    assert f"{tmp_path}: 4 files that are not images are passed over" in caplog.text
+    # Most files first; of as many, in the order of class folders, then beside them.
+    assert [record.getMessage() for record in caplog.records] == [
+        f"{tmp_path}: passed over images in folders inside class folders; move them "
+        "up to use them: 2 (b/s/t/in.png, b/z.jpg/in.gif)",
+        f"{tmp_path}: passed over images beside the class folders; move them into one "
+        "to use them: 1 (loose.png)",
+        f"{tmp_path}: passed over files of types that are not read (.jpg, .jpeg, .png, "
+        ".bmp, .gif, .webp are): .tiff 2 (a/1.tiff, b/2.TIFF); no ending 1 "
+        "(b/s/README); .txt 1 (notes.txt)",
+    ]
+
+
+def test_image_folder_names_a_few_of_many(tmp_path, caplog):
+    look_alikes.write_class_folders(tmp_path, {"a": 1})
+    touch(tmp_path, *(f"a/{i}.tif" for i in range(1005)), "x.b", "x.c", "x.d")
+    datasets.image_folder(tmp_path)
+    (record,) = caplog.records
+    few = ".tif 1,005 (a/0.tif, a/1.tif, a/10.tif, ...); .b 1 (x.b); .c 1 (x.c), ..."
+    assert record.getMessage().endswith(few)
+
+
+def test_image_folder_does_not_see_what_systems_leave(tmp_path, caplog):
+    look_alikes.write_class_folders(tmp_path, {"a": 1})
+    touch(tmp_path, ".DS_Store", ".cache/x.jpg", "a/._0.jpg", "a/.hidden.jpg")
+    touch(tmp_path, "__MACOSX/a/._0.jpg", "a/Thumbs.db", "desktop.ini")
+    touch(tmp_path, "a/__MACOSX/x.jpg")
+    dataset = datasets.image_folder(tmp_path)
+    assert dataset.images.tolist() == [str(tmp_path / "a" / "0.jpg")]
+    assert caplog.text == ""
+
+
+BOTH = re.escape("`root` (on the command line `--data`)")
 
 
 def test_image_folder_refuses(tmp_path):
-    with pytest.raises(FileNotFoundError, match="Missing: .*nowhere"):
+    with pytest.raises(FileNotFoundError, match=f"{BOTH} must be.*Missing: .*nowhere"):
         datasets.image_folder(tmp_path / "nowhere")
-    with pytest.raises(ValueError, match="Received: root=.* without folders"):
+    touch(tmp_path, "1.jpg", "2.png", "notes.txt")
+    with pytest.raises(ValueError, match=f"{BOTH}.* without folders, with 2 images"):
         datasets.image_folder(tmp_path)
-    look_alikes.write_class_folders(tmp_path / "train", {"a": 1, "b": 1})
-    message = r"train must hold images \(.jpg, .*class folders as `root`. Received: 2 "
+
+
+def test_image_folder_names_all_folders_without_images(tmp_path):
+    look_alikes.write_class_folders(tmp_path, {"fig": 1, "kiwi": 0, "train/a": 2})
+    touch(tmp_path, "plum/.DS_Store", "lime/1.tiff", "lime/2.tiff")
+    (tmp_path / "pear" / "a.jpg").mkdir(parents=True)  # a folder, by its name an image
+    message = (
+        f"class folders as {BOTH}. Received: 5 of 6 folders without images: "
+        r"kiwi \(no files\), lime \(files of other types: lime/1.tiff, ...\), "
+        r"pear \(no files\), plum \(no files\), "
+        r"train \(images in folders inside it: train/a/0.jpg, ...\)$"
+    )
     with pytest.raises(ValueError, match=message):
         datasets.image_folder(tmp_path)
 
@@ -103,6 +145,29 @@ def test_csv_labels_with_leading_zeros_are_names(images):
     assert dataset.class_names == ("007", "7")
 
 
+def test_csv_blanks_around_labels_and_columns_do_not_count(images):
+    text = 'path , label\na/0.jpg,robin \na/1.jpg, robin\n"b, c/0.jpg",a wren\n'
+    dataset = datasets.table(write_csv(images / "t.csv", text))
+    assert dataset.class_names == ("a wren", "robin")
+    assert dataset.labels.tolist() == [1, 1, 0]
+
+
+def test_csv_takes_an_image_once(images, caplog):
+    # Rows 2 and 3 are row 0 again, with another spelling of path and of label.
+    text = "path,label\na/0.jpg,x\na/1.jpg,y\na/0.jpg,x\n./a/0.jpg,x \n"
+    dataset = datasets.table(write_csv(images / "t.csv", text))
+    assert dataset.images.tolist() == [str(images / "a" / f"{i}.jpg") for i in (0, 1)]
+    assert dataset.labels.tolist() == [0, 1]
+    assert "t.csv: 2 rows list an image again, which is taken once" in caplog.text
+
+
+def test_csv_refuses_two_labels_of_an_image(images):
+    text = "path,label\na/0.jpg,x\na/1.jpg,y\na/0.jpg,x\na/1.jpg,z\n"
+    message = f"{images / 'a' / '1.jpg'} with labels 'y' and 'z' (1 such images)"
+    with pytest.raises(ValueError, match=re.escape(message)):
+        datasets.table(write_csv(images / "t.csv", text))
+
+
 def test_csv_cells_may_hold_line_breaks(images):
     text = 'path,note,label\na/0.jpg,"two\nlines \u2028 or three",x\na/1.jpg,,y\n'
     dataset = datasets.table(write_csv(images / "t.csv", text))
@@ -119,6 +184,7 @@ def test_csv_cells_may_hold_line_breaks(images):
         ("path,label\na/0.jpg,1\nb, c/0.jpg,1\n", "must have 2 cells.*: 3 in line 3"),
         ("path,label\na/0.jpg\n", "must have 2 cells.*Received: 1 in line 2"),
         ("path,label\na/0.jpg,1\na/1.jpg,\n", "label='' in row 1 "),
+        ("path,label\na/0.jpg,1\na/1.jpg,  \n", "label='' in row 1 "),
         ("path,label\na/0.jpg,1\na/1.jpg,-1\n", "must not be negative.* -1 in row 1"),
         ("path,label\n,1\n", "path='', label='1' in row 0 "),
     ],
@@ -133,10 +199,18 @@ def test_table_names_what_is_missing(images):
     with pytest.raises(FileNotFoundError, match=f"Missing: {re.escape(str(path))}"):
         datasets.table(path)
     write_csv(path, "path,label\na/0.jpg,1\na/7.jpg,2\n")
-    message = f"1 of 2 images are missing: {images / 'a' / '7.jpg'}. Get them from "
+    message = (
+        f"1 of 2 images are missing: {images / 'a' / '7.jpg'}. Get them from a copy of "
+        "the data, or correct the table: paths that are not absolute start from "
+        f"the folder of the table, {images} (to start from another folder move the "
+        "table there, or in Python pass it as `root`)"
+    )
     with pytest.raises(FileNotFoundError, match=re.escape(message)):
         datasets.table(path)
-    with pytest.raises(ValueError, match="must end in .csv or .parquet.*t.tsv"):
+    with pytest.raises(FileNotFoundError, match=f"from `root`, {images / 'b, c'} "):
+        datasets.table(path, root=images / "b, c")
+    message = r"`data.file`, below `--data`\) must end in .csv or .parquet.*t.tsv"
+    with pytest.raises(ValueError, match=message):
         datasets.table(images / "t.tsv")
     path.write_bytes("path,label\nä,1\n".encode("latin-1"))
     with pytest.raises(ValueError, match="must be UTF-8"):
@@ -228,7 +302,8 @@ GOOD = {"data": np.zeros(9, np.uint8), "offsets": [0, 4, 9], "labels": [0, 1]}
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"labels": None}, "must hold `labels` and.*Received: data, offsets"),
+        ({"labels": None}, "must hold `labels` and.*Received: data, offsets$"),
+        ({"labels": None, "y": [0, 1]}, "Received: data, offsets, y$"),
         ({"offsets": None}, "either `images` or .*Received: data, labels"),
         ({"offsets": [0, 4, 10]}, r"from 0 to its length.*\(3,\), int64, \[0, 4, 10\]"),
         ({"offsets": [0, 5, 4]}, "ascending"),
@@ -252,7 +327,7 @@ def test_npz_refuses(tmp_path, changes, message):
 
 def test_npz_refuses_other_files(tmp_path):
     path = tmp_path / "x.npz"
-    with pytest.raises(FileNotFoundError, match="Missing: .*x.npz"):
+    with pytest.raises(FileNotFoundError, match="below `--data`.*Missing: .*x.npz"):
         datasets.npz(path)
     array = io.BytesIO()
     np.save(array, np.zeros(3))
@@ -264,5 +339,11 @@ def test_npz_refuses_other_files(tmp_path):
             datasets.npz(path)
     with zipfile.ZipFile(path, "w") as file:
         file.writestr("labels.txt", "0 1")
-    with pytest.raises(ValueError, match="Received: none of them"):
+    with pytest.raises(ValueError, match="Received: labels.txt$"):
+        datasets.npz(path)
+    np.savez(path, **{f"array{i:02d}": i for i in range(21)})
+    with pytest.raises(ValueError, match=r"array18, array19, \.\.\.$"):
+        datasets.npz(path)
+    np.savez(path)
+    with pytest.raises(ValueError, match="Received: no arrays$"):
         datasets.npz(path)

@@ -73,7 +73,8 @@ def test_failures_are_raised_together(broken):
     with pytest.raises(ValueError) as error:
         verify(broken)
     message = str(error.value)
-    assert 'pass on_error="skip". Received: 4 of 200 that fail: ' in message
+    way_out = 'pass on_error="skip" (in a configuration `data.unreadable: skip`)'
+    assert f"{way_out}. Received: 4 of 200 that fail: " in message
     paths = [broken.images[row] for row in (3, 64, 65, 199)]
     at = [message.index(f"{path} (") for path in paths]
     assert at == sorted(at)

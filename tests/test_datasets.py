@@ -231,6 +231,19 @@ def test_split_class_ids_refuses_an_empty_side(size):
         split_class_ids(5, size)
 
 
+@pytest.mark.parametrize(
+    # A share takes round(share * n) classes: 0.5 / n gives 0, 1 - 0.5 / n gives n.
+    ("num_classes", "size", "shares"),
+    [(2, 0.8, "above 0.25 and below 0.75"), (5, 0.95, "above 0.1 and below 0.9")],
+)
+def test_split_class_ids_says_which_shares_work(num_classes, size, shares):
+    with pytest.raises(ValueError, match=f"a float {shares}, or an int from 1 to"):
+        split_class_ids(num_classes, size)
+    low, high = (float(word) for word in shares.split() if word[0] == "0")
+    for share in (low + 1e-6, high - 1e-6):
+        assert all(len(part) for part in split_class_ids(num_classes, share))
+
+
 def test_large_finite_images_are_accepted():
     large = np.full((9, 2, 2, 1), 6e4, np.float16)  # their sum is not finite
     assert len(Dataset(large, np.arange(9))) == 9

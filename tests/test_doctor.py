@@ -1,6 +1,7 @@
 """The doctor finds what was planted, and nothing in what is sound."""
 
 import io
+from pathlib import Path
 
 import numpy as np
 import PIL.Image
@@ -10,18 +11,20 @@ import rich.console
 from keras_ccp.config import check_config
 from keras_ccp.datasets import Dataset
 from keras_ccp.doctor import Finding, diagnose, diagnosis, findings_text, has_errors
+from keras_ccp.doctor.copy_checks import copies_in_a_class
 from keras_ccp.doctor.estimate import Speed, memory_bytes, time_note
 from keras_ccp.doctor.image_facts import read_images
 from keras_ccp.doctor.label_checks import unscored_queries
 from keras_ccp.doctor.near_duplicates import difference_hash, near_duplicates
+from keras_ccp.doctor.part import Part
 from keras_ccp.experiment.fold import make_model
 from keras_ccp.experiment.splits import Splits, load_splits
 
-NUM_CLASSES, NUM_IMAGES = 12, 4
+NUM_CLASSES, NUM_IMAGES = 24, 4
 
 
 def config(**sections):
-    """Six training classes, of which each of two models trains on three."""
+    """Twelve training classes, of which each of two models trains on six."""
     values = {
         "method": "C2-CCP",
         "data": {"name": "folder", "folds": 2, "size": 16, "augmentation": "mlrc"},
@@ -65,7 +68,7 @@ def _fresh_keras_state():
 
 @pytest.fixture
 def root(tmp_path):
-    """Twelve classes of four images, of which the first six train."""
+    """24 classes of four images, of which the first twelve train."""
     for label in range(NUM_CLASSES):
         for number in range(NUM_IMAGES):
             save(file(tmp_path, label, number), pixels(100 * label + number))
@@ -126,12 +129,12 @@ def nan_in_table(root):
 
 
 def label_gap(root):
-    labels = np.repeat(np.arange(13), 4)
+    labels = np.repeat(np.arange(25), 4)
     return write_npz(root, labels[labels != 7])
 
 
 def large_batch(root):
-    return config(training={"batch_size": 8})
+    return config(training={"batch_size": 16})
 
 
 def small_class(root):
@@ -152,21 +155,53 @@ def training_singleton(root):
 
 def query_singleton(root):
     for number in (1, 2, 3):
-        file(root, 9, number).unlink()
+        file(root, 19, number).unlink()
 
 
 def exact_copy(root):
     # The same pixels in another file format.
-    save(root / "thing10" / "copy.bmp", pixels(0))
+    save(root / "thing20" / "copy.bmp", pixels(0))
 
 
 def near_copy(root):
     half = PIL.Image.fromarray(pixels(201)).resize((36, 32), PIL.Image.BILINEAR)
-    half.save(root / "thing11" / "copy.jpg", quality=60)
+    half.save(root / "thing21" / "copy.jpg", quality=60)
 
 
 def other_label(root):
     save(file(root, 5, 9), pixels(100))
+    save(file(root, 8, 9), pixels(100))
+
+
+def copies_in_training(root):
+    for number in range(10, 13):
+        save(file(root, 3, number), pixels(301))
+
+
+def copies_in_test(root):
+    save(root / "thing15" / "copy.bmp", pixels(1502))
+
+
+def tiny(root):
+    # A quarter of the 16 pixels of the configuration is 4.
+    save(file(root, 7, 8), pixels(9100, height=4, width=40))
+    save(file(root, 7, 9), pixels(9101, height=40, width=3))
+
+
+def uniform(root):
+    grey = np.full((30, 40, 3), 128, np.uint8)
+    grey[:15] += 4  # noise of a codec
+    save(file(root, 16, 9), grey)
+    grey[:15] += 1  # one more is something to see
+    save(file(root, 16, 8), grey)
+
+
+def few_test_classes(root):
+    return config(data={"train_classes": 20})
+
+
+def few_validation_classes(root):
+    return config(data={"folds": 3})
 
 
 def class_overlap(root):
@@ -199,7 +234,7 @@ FAULTS = {
         ["'NaN': 4 images"],
     ),
     label_gap: ("warning", "label gaps", "add the images", ["label 7"]),
-    large_batch: ("error", "too few classes", "lower `training.batch_size` to 6", []),
+    large_batch: ("error", "too few classes", "lower `training.batch_size` to 12", []),
     small_class: (
         "warning",
         "class sizes",
@@ -210,7 +245,7 @@ FAULTS = {
         "warning",
         "class sizes",
         "or lower `proxies.per_class` to 4",
-        [f"'thing0{label}': 4 images" for label in range(6)],
+        [f"'thing{label:02d}': 4 images" for label in range(12)],
     ),
     training_singleton: (
         "warning",
@@ -222,26 +257,53 @@ FAULTS = {
         "warning",
         "singletons",
         "add images to these test classes",
-        ["'thing09'"],
+        ["'thing19'"],
     ),
     exact_copy: (
         "warning",
         "exact duplicates",
         "remove them from one side",
-        ["thing00/0.png (training) = thing10/copy.bmp (test)"],
+        ["thing00/0.png (training)\n= thing20/copy.bmp (test)"],
     ),
     near_copy: (
         "warning",
         "near duplicates",
         "remove copies from one side",
-        ["thing02/1.png (training) = thing11/copy.jpg (test)"],
+        ["thing02/1.png (training)\n= thing21/copy.jpg (test)"],
     ),
     other_label: (
         "warning",
         "two labels",
         "keep the image under its right label",
-        ["thing01/0.png (training) = thing05/9.png (training)"],
+        [
+            "thing01/0.png (training)\n= thing05/9.png (training)\n"
+            "= thing08/9.png (training)"
+        ],
     ),
+    copies_in_training: (
+        "warning",
+        "copies",
+        "keep one of each",
+        [
+            "thing03/1.png (training)\n= thing03/10.png (training)\n"
+            "= thing03/11.png (training)\n= thing03/12.png (training)"
+        ],
+    ),
+    copies_in_test: (
+        "warning",
+        "copies",
+        "keep one of each",
+        ["thing15/2.png (test)\n= thing15/copy.bmp (test)"],
+    ),
+    tiny: (
+        "warning",
+        "tiny images",
+        "leave them out",
+        ["thing07/9.png: 3 x 40 pixels"],
+    ),
+    uniform: ("warning", "uniform images", "leave them out", ["thing16/9.png"]),
+    few_test_classes: ("warning", "few classes", "smaller `data.train_classes`", []),
+    few_validation_classes: ("warning", "few classes", "fewer `data.folds`", []),
     class_overlap: (
         "warning",
         "class overlap",
@@ -304,6 +366,85 @@ def test_unusual_formats_are_noted(root, monkeypatch):
     }
 
 
+def test_files_that_are_not_read_are_noted(root, monkeypatch):
+    monkeypatch.setattr(diagnosis, "estimate", lambda *_: [])
+    for name in (
+        "list.csv",
+        "thing00/a.tif",
+        "thing00/b.TIF",
+        "thing01/c.heic",
+        "thing02/deep/d.png",
+        ".hidden/e.tif",
+        "thing03/.f.tif",
+        "thing03/Thumbs.db",
+    ):
+        (root / name).parent.mkdir(exist_ok=True)
+        (root / name).write_bytes(b"")
+    monkeypatch.chdir(root.parent)
+    for given in (root, root.name, f"./{root.name}/"):
+        (note,) = diagnose(config(), given, progress=False)
+        assert (note.severity, note.check) == ("note", "other files")
+        assert note.what.endswith(": 2 .tif, 1 .csv, 1 .heic, 1 .png")
+        assert note.where == (
+            "list.csv",
+            "thing00/a.tif",
+            "thing00/b.TIF",
+            "thing01/c.heic",
+            "thing02/deep/d.png",
+        )
+
+
+def test_groups_of_the_same_image_are_whole_and_counted(root, monkeypatch):
+    monkeypatch.setattr(diagnosis, "estimate", lambda *_: [])
+    # In two training classes and twice in a test class, beside one of another image.
+    for label, number in ((4, 8), (18, 8), (18, 9)):
+        save(file(root, label, number), pixels(200))
+    save(file(root, 6, 9), pixels(701))
+    findings = diagnose(config(), root, progress=False)
+    warnings = {f.check: f for f in findings if f.severity == "warning"}
+    assert list(warnings) == ["two labels", "exact duplicates", "copies"]
+    training = ("thing02/0.png (training)", "thing04/8.png (training)")
+    test = ("thing18/8.png (test)", "thing18/9.png (test)")
+    assert warnings["two labels"].where == (
+        "\n= ".join(training),
+        "thing06/9.png (training)\n= thing07/1.png (training)",
+    )
+    assert "4 images in 2 group(s)" in warnings["two labels"].what
+    assert warnings["exact duplicates"].where == ("\n= ".join((*training, *test)),)
+    assert "4 images in 1 group(s)" in warnings["exact duplicates"].what
+    assert warnings["copies"].where == ("\n= ".join(test),)
+
+
+def test_copies_in_test_are_those_a_query_finds():
+    images = np.stack([pixels(seed) for seed in (0, 1, 2, 2, 3, 3, 4)])
+
+    def part(name, rows, labels):
+        dataset = Dataset(images[rows], labels)
+        return Part(name, dataset, read_images(dataset, lambda: None), Path())
+
+    training = part("training", [0, 1], ["a", "b"])
+    # Image 2 is twice among the queries alone, 3 in query and gallery of one class.
+    query = part("query", [2, 3, 4], ["c", "c", "d"])
+    gallery = part("gallery", [5, 6], ["d", "c"])
+    (finding,) = copies_in_a_class([training, query, gallery])
+    assert finding.where == (
+        "image 0 (from 0) of class 'd' (test)\n= image 0 (from 0) of class 'd' (test)",
+    )
+    (finding,) = copies_in_a_class([training, query])
+    assert finding.where == (
+        "image 0 (from 0) of class 'c' (test)\n= image 1 (from 0) of class 'c' (test)",
+    )
+
+
+def test_uniform_arrays():
+    images = np.zeros((3, 8, 8, 3), np.float32)
+    images[1] += 0.5
+    images[2, 3, 3, 1] = 1.0
+    facts = read_images(Dataset(images, range(3)), lambda: None)
+    assert facts.is_uniform.tolist() == [True, True, False]
+    assert facts.sizes.tolist() == [[8, 8]] * 3
+
+
 def test_unreadable_images_that_the_run_skips(root, monkeypatch):
     seen = []
     monkeypatch.setattr(
@@ -316,7 +457,7 @@ def test_unreadable_images_that_the_run_skips(root, monkeypatch):
     # What is left of the class is fewer than the pool draws.
     assert note.where == ("'thing02': 3 images",)
     (splits,) = seen
-    assert len(splits.training) == 6 * 4 - 1 and splits.training.size == 16
+    assert len(splits.training) == 12 * 4 - 1 and splits.training.size == 16
     for number in range(NUM_IMAGES):
         file(root, 2, number).write_bytes(b"")
     findings = diagnose(chosen, root, progress=False)
@@ -330,7 +471,7 @@ def test_known_duplicates_of_the_bundled_emoji(monkeypatch):
     findings = diagnose(config(data=data), ".", progress=False)
     # A vendor draws "white square button" and "black medium square" alike, bit for bit.
     assert [finding.check for finding in findings][0] == "exact duplicates"
-    (pair,) = findings[0].where
+    pair = findings[0].where[0]
     assert "'white-square-button' (training)" in pair
     assert "'black-medium-square' (test)" in pair
 
@@ -421,7 +562,7 @@ def test_float_images_are_as_the_same_in_bytes(scale, offset):
 
 
 def test_time_by_hand(root):
-    # 2 models on 3 classes of 4, that validate on 12 images; a test of 24 images.
+    # 2 models on 6 classes of 4, that validate on 24 images; a test of 48 images.
     chosen = config(
         training={
             "steps_per_evaluation": 10,
@@ -432,10 +573,10 @@ def test_time_by_hand(root):
     )
     splits = load_splits(chosen.data, root)
     note = time_note(chosen, splits, Speed(step=2.0, image=0.1, pair=0.001))
-    # At least 20 evaluations: 2 * 20 * (10 * 2 + 12 * .1 + 144 * .001) = 853.76; one
-    # pool of 2 * 3 * 3 images: 1.8; test: 2 * 24 * .1 + 4 * 576 * .001 = 7.104.
-    # At most 100: 4268.8; 21 pools: 37.8; test as before. 862.664 s and 4313.704 s.
-    assert note.what.startswith("about 14 min to 72 min on this machine, for 2 model")
+    # At least 20 evaluations: 2 * 20 * (10 * 2 + 24 * .1 + 576 * .001) = 919.04; one
+    # pool of 2 * 6 * 3 images: 3.6; test: 2 * 48 * .1 + 4 * 2304 * .001 = 18.816.
+    # At most 100: 4595.2; 21 pools: 75.6; test as before. 941.456 s and 4689.616 s.
+    assert note.what.startswith("about 16 min to 78 min on this machine, for 2 model")
     assert (
         "20 to 100 evaluations" in note.what
         and "2000 ms a step, 10 images" in note.what
@@ -449,9 +590,9 @@ def test_memory_by_hand(root):
     sizes = memory_bytes(chosen, splits, model)
     weights = sum(np.prod(weight.shape) for weight in model.embedder.get_weights())
     assert sizes["weights"] == 7 * 4 * weights
-    # 6 classes of 2 proxies of 4 numbers, 7 times, and 12 x 6 distances twice.
-    assert sizes["proxies"] == 4 * (7 * 12 * 4 + 2 * 12 * 6)
-    assert sizes["embeddings"] == 4 * 4 * 2 * 24
+    # 12 classes of 2 proxies of 4 numbers, 7 times, and 24 x 6 distances twice.
+    assert sizes["proxies"] == 4 * (7 * 24 * 4 + 2 * 24 * 6)
+    assert sizes["embeddings"] == 4 * 4 * 2 * 48
     assert sizes["images"] == sum(
         len(path) for part in (splits.training, splits.query) for path in part.images
     )
@@ -463,6 +604,9 @@ def test_memory_by_hand(root):
 def test_text_of_findings():
     findings = [
         Finding("error", "unreadable", "images", "mend", tuple("abcdefg")),
+        Finding(
+            "warning", "copies", "twice", "keep", ("a\n= b", "\n= ".join("cdefgh"))
+        ),
         Finding("note", "time", "about [1 h]", "wait"),
     ]
     buffer = io.StringIO()
@@ -473,9 +617,17 @@ def test_text_of_findings():
         "  - ... 7 in all",
         "  fix: mend",
         "",
+        "warning copies: twice",
+        "  - a",
+        "    = b",
+        "  - c",
+        *(f"    = {place}" for place in "defg"),
+        "    ... 6 in all",
+        "  fix: keep",
+        "",
         "note time: about [1 h]",
         "  fix: wait",
         "",
-        "errors: 1, warnings: 0, notes: 1",
+        "errors: 1, warnings: 1, notes: 1",
     ]
     assert has_errors(findings) and not has_errors(findings[1:])

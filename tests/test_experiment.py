@@ -1,7 +1,9 @@
 """Whole runs from a configuration, on look-alike archives and the bundled emoji."""
 
+import errno
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -16,7 +18,7 @@ import yaml
 
 from keras_ccp import datasets, retrieval
 from keras_ccp.config import check_config
-from keras_ccp.experiment import evaluate_run, train_run
+from keras_ccp.experiment import evaluate_run, folder, train_run
 from keras_ccp.experiment.evaluation import student_t_quantile, summarize
 from keras_ccp.experiment.splits import fold_splits, load_splits
 from keras_ccp.serving import check_model
@@ -106,6 +108,14 @@ def test_evaluate_alone_gives_the_same(run):
     assert evaluate_run(out, ".") == metrics
 
 
+def test_evaluation_of_an_unfinished_run_says_so(run, tmp_path, caplog):
+    out, metrics = run
+    shutil.copytree(out, tmp_path / "run")
+    (tmp_path / "run" / "repeat0" / "fold1" / "fold.json").unlink()
+    assert evaluate_run(tmp_path / "run", ".")["models"] == metrics["models"][:1]
+    assert "1 of 2 models are finished: not the protocol's result" in caplog.text
+
+
 def test_same_seed_same_metrics(run, tmp_path):
     _, metrics = run
     assert train_run(small_config(), ".", tmp_path / "again", verbose=0) == metrics
@@ -136,6 +146,8 @@ def test_killed_run_resumes_to_the_same_metrics(run, tmp_path):
     while not (backup.exists() and len(list(backup.glob("checkpoint-*"))) >= 2):
         assert time.monotonic() < deadline and process.poll() is None
         time.sleep(0.01)
+    with pytest.raises(BlockingIOError, match=f"Another process trains in {out}"):
+        train_run(small_config(), ".", out, resume=True)
     os.kill(process.pid, signal.SIGKILL)
     process.wait()
     assert train_run(small_config(), ".", out, resume=True, verbose=0) == metrics
@@ -146,7 +158,8 @@ def test_a_run_is_not_overwritten(run, tmp_path):
     with pytest.raises(FileExistsError, match="--resume"):
         train_run(small_config(), ".", out)
     other = small_config(training={"batch_size": 32})
-    with pytest.raises(ValueError, match="`config` must be that of the run"):
+    changed = "`config` must be.*Received: training.batch_size: 16 in the run, 32 now$"
+    with pytest.raises(ValueError, match=changed):
         train_run(other, ".", out, resume=True)
     with pytest.raises(FileNotFoundError, match="There is no run"):
         evaluate_run(tmp_path, ".")
@@ -199,6 +212,83 @@ def test_the_embedder_of_a_run_can_be_checked(run):
     assert about["embedding_dim"] == 16 and about["difference"] < 1e-5
     # Arrays of 32 pixels are embedded as they are.
     assert (about["size"], about["short_side"]) == (32, 32)
+
+
+def test_begun_by_another_process_while_data_were_loaded(run, tmp_path, monkeypatch):
+    whole, _ = run
+    out = tmp_path / "out"
+
+    def begin(config, root):
+        shutil.copytree(whole, out)
+        return load_splits(config, root)
+
+    monkeypatch.setattr("keras_ccp.experiment.run.load_splits", begin)
+    with pytest.raises(FileExistsError, match="which holds a run"):
+        train_run(small_config(), ".", out)
+
+
+def test_locks_are_done_without_where_there_are_none(tmp_path, monkeypatch):
+    def no_locks(file, operation):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    with folder.locked(tmp_path):
+        with pytest.raises(BlockingIOError, match="Another process trains in"):
+            folder.locked(tmp_path).__enter__()
+        with monkeypatch.context() as patch:
+            patch.setattr(folder.fcntl, "flock", no_locks)
+            with folder.locked(tmp_path):
+                pass
+        monkeypatch.setattr(folder, "fcntl", None)
+        with folder.locked(tmp_path):
+            pass
+
+
+def test_files_are_written_whole(tmp_path, monkeypatch):
+    path = tmp_path / "config.yaml"
+    folder.write_whole(path, "before\n")
+
+    def killed(partial, target):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Path, "replace", killed)
+    with pytest.raises(KeyboardInterrupt):
+        folder.write_whole(path, "after\n")
+    assert path.read_bytes() == b"before\n"
+
+
+def test_out_must_be_a_folder(tmp_path, monkeypatch):
+    file = tmp_path / "file"
+    file.write_text("")
+    # Refused before the data are looked for, of which there are none.
+    nothing = small_config(data={"name": "folder"})
+    for out in (file, file / "run"):
+        with pytest.raises(NotADirectoryError, match=f"{out}, where {file} is a file"):
+            train_run(nothing, tmp_path / "none", out)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "access", lambda path, mode: False)
+        with pytest.raises(PermissionError, match=f"{tmp_path} may not be written"):
+            train_run(nothing, tmp_path / "none", tmp_path / "new" / "run")
+    long = tmp_path / ("x" * 300)  # file names have 255 bytes at most
+    with pytest.raises(OSError, match="`out` must be a folder that can be made"):
+        folder.make_folder(long)
+
+
+def test_each_model_is_named(run, tmp_path, monkeypatch, caplog):
+    whole, _ = run
+    out = tmp_path / "out"
+    shutil.copytree(whole, out)
+    (out / "repeat0" / "fold1" / "fold.json").unlink()
+    monkeypatch.setattr("keras_ccp.experiment.run.train_fold", lambda *_: None)
+    caplog.set_level("INFO", "keras_ccp.experiment")
+    train_run(small_config(), ".", out, resume=True)
+    train_run(small_config(), ".", out, repeats=2, resume=True)
+    records = [r for r in caplog.records if r.name.startswith("keras_ccp.experiment")]
+    assert [record.getMessage() for record in records] == [
+        "model 2 of 2",
+        "repetition 1 of 2, model 2 of 2",
+        "repetition 2 of 2, model 1 of 2",
+        "repetition 2 of 2, model 2 of 2",
+    ]
 
 
 def test_too_few_classes_leave_nothing_behind(tmp_path):

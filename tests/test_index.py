@@ -1,8 +1,10 @@
 """RetrievalIndex: what it finds, keeps and refuses."""
 
 import builtins
+import errno
 import json
 import logging
+import os
 import sys
 
 import keras
@@ -130,8 +132,14 @@ def test_vectors_of_another_embedder_are_refused():
 
 
 def test_labels_of_refuses():
-    with pytest.raises(KeyError, match="nothing"):
-        small_index().labels_of(["nothing"])
+    index = small_index()
+    for ids, message in (
+        (["far", "nothing"], "such as 'origin'. Received: 'nothing'"),
+        ([[0]], "such as 'origin'. Received: 0"),
+        ([["far"], ["far", "far"]], "`ids` must be one array"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            index.labels_of(ids)
     with pytest.raises(ValueError, match="`labels` were not given"):
         build().labels_of([0])
 
@@ -167,6 +175,58 @@ def test_save_that_dies_leaves_the_old_index(tmp_path, monkeypatch):
     with pytest.raises(SystemExit):
         build(4).save(tmp_path)
     assert len(RetrievalIndex.load(tmp_path)) == 6
+
+
+def test_save_keeps_clear_of_other_files(tmp_path):
+    (tmp_path / "photos").mkdir()
+    (tmp_path / "photos" / "1.jpg").write_bytes(b"")
+    (tmp_path / "other.txt").write_text("mine")
+    (tmp_path / "backup").mkdir()
+    (tmp_path / "backup" / "checkpoint-00000003.bin").write_bytes(b"")
+    for name, reason in (
+        ("photos", "holds '1.jpg' and no index"),
+        ("backup", "holds 'checkpoint-00000003.bin' and no index"),
+        ("other.txt", "is a file"),
+    ):
+        with pytest.raises(ValueError, match=f"`path` must be a new or .*{reason}"):
+            build().save(tmp_path / name)
+    assert [p.name for p in (tmp_path / "photos").iterdir()] == ["1.jpg"]
+    assert len(list((tmp_path / "backup").iterdir())) == 1
+    # What lies beside an index stays there, and a killed first `save` is no obstacle.
+    build(6).save(tmp_path / "index")
+    (tmp_path / "index" / "page.html").write_text("mine")
+    build(4).save(tmp_path / "index")
+    assert len(RetrievalIndex.load(tmp_path / "index")) == 4
+    assert (tmp_path / "index" / "page.html").read_text() == "mine"
+    (tmp_path / "killed").mkdir()
+    (tmp_path / "killed" / "checkpoint-00000000.bin.tmp").write_bytes(b"half")
+    build().save(tmp_path / "killed")
+    assert len(list((tmp_path / "killed").iterdir())) == 1
+
+
+def test_errors_of_an_index_speak_of_an_index(tmp_path, monkeypatch, caplog):
+    """Not of the checkpoints of trainings, whose format its file has."""
+    build().save(tmp_path / "index")
+    (file,) = (tmp_path / "index").iterdir()
+    content = file.read_bytes()
+    messages = []
+    for damaged in (b"x", content[:-1]):
+        file.write_bytes(damaged)
+        with pytest.raises(ValueError, match="must hold an index") as error:
+            RetrievalIndex.load(tmp_path / "index")
+        messages.append(str(error.value))
+
+    def fail(*paths):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr("os.replace", fail)
+        with pytest.raises(OSError, match="The index cannot be written: No space") as e:
+            build().save(tmp_path / "index")
+    assert e.value.errno == errno.ENOSPC
+    messages.append(str(e.value))
+    assert "checkpoint" not in "".join(messages) + caplog.text
+    assert file.read_bytes() == content[:-1]
 
 
 def test_every_changed_byte_is_found(tmp_path):
@@ -272,7 +332,7 @@ def test_without_scann_the_index_is_exact(monkeypatch, caplog, error, tmp_path):
         index.add(vectors(1, seed=1), [9])
     (record,) = caplog.records
     assert "searches exactly" in record.getMessage()
-    assert "keras-ccp[scann]" in record.getMessage()
+    assert '`pip install -e ".[scann]"`' in record.getMessage()
     assert index.is_exact and index.search(vectors(1), 1)[1].tolist() == [[0]]
     # Where there is ScaNN, it is used again.
     index.save(tmp_path)

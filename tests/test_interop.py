@@ -449,14 +449,14 @@ def test_trained_embedder_as_a_similarity_model():
 def test_without_tensorflow_similarity(monkeypatch):
     loss = foreign("TripletLoss")
     monkeypatch.setitem(sys.modules, "tensorflow_similarity.losses", None)
-    with pytest.raises(ImportError, match=r'pip install "keras-ccp\[similarity\]"'):
+    with pytest.raises(ImportError, match=r'pip install -e "\.\[similarity\]"'):
         losses.from_similarity(loss)
 
 
 def test_without_tensorflow_addons(monkeypatch):
     monkeypatch.setitem(sys.modules, "tensorflow_addons", None)
     addons_interop._load_function.cache_clear()
-    with pytest.raises(ImportError, match=r'pip install "keras-ccp\[addons\]"'):
+    with pytest.raises(ImportError, match=r'pip install -e "\.\[addons\]"'):
         losses.from_addons("npairs")
 
 

@@ -157,5 +157,5 @@ def test_missing_package_is_named_with_its_extra(missing, dim, monkeypatch):
     for name in [name for name in sys.modules if name.split(".")[0] == missing]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, missing, None)
-    with pytest.raises(ImportError, match=r'pip install "keras-ccp\[plots\]"'):
+    with pytest.raises(ImportError, match=r'pip install -e "\.\[plots\]"'):
         projection_figure([projection(dim)])

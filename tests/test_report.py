@@ -2,6 +2,7 @@
 
 import html.parser
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -16,12 +17,14 @@ import keras_ccp
 from keras_ccp import retrieval
 from keras_ccp.config import check_config, dump_config
 from keras_ccp.datasets import Dataset
+from keras_ccp.experiment.run import count_models
 from keras_ccp.experiment.splits import Splits
 from keras_ccp.html_page import thumbnail
 from keras_ccp.report import write_report
 from keras_ccp.report.charts import Series, line_chart, padded_range, ticks
 from keras_ccp.report.distances import distance_histogram
 from keras_ccp.report.history import read_histories
+from keras_ccp.report.page import _pictures
 from keras_ccp.report.scores import (
     Neighbors,
     choose_queries,
@@ -34,6 +37,7 @@ from keras_ccp.report.scores import (
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
 # A name that HTML, JavaScript and a template would each take for something else.
 ODD = "ü </script><b onload=x>&{{ 1 }}'\""
+LONG = "counterrevolutionaries"  # wider than a third of a phone
 LOG = """epoch,loss,pair_loss,projection,proximal_loss,val_map_at_r
 0,0.9,0.9,0,0.0,0.25
 1,0.8,0.8,0,0.0,0.75
@@ -138,10 +142,23 @@ def test_queries_are_chosen_by_map_at_r():
     near = np.array([0.2, 0.0, 0.1, 0.3, 0.1, 0.0])
     chosen = choose_queries(labels, map_at_r, near, 2, seed=1)
     assert chosen["best"] == [2, 0]  # both are 1; row 2 has the nearer neighbour
-    assert chosen["worst"] == [4, 3]
-    assert choose_queries(labels, map_at_r, near, 9)["best"] == [2, 0, 4]
+    # Three classes are scored; of two, the best are shown, and of the third the worst.
+    assert chosen["worst"] == [4]
+    assert choose_queries(labels, map_at_r, near, 9)["best"] == [2, 0]
     assert len(set(chosen["random"])) == 2 and 5 not in chosen["random"]
     assert choose_queries(labels, map_at_r, near, 2, seed=1) == chosen
+
+
+@pytest.mark.parametrize(
+    ("num_classes", "best", "worst"), [(1, 1, 0), (2, 1, 1), (5, 3, 2), (20, 6, 6)]
+)
+def test_best_and_worst_are_of_different_classes(num_classes, best, worst):
+    labels = np.arange(3 * num_classes) % num_classes
+    map_at_r = np.random.default_rng(0).random(len(labels))
+    chosen = choose_queries(labels, map_at_r, map_at_r, 6)
+    assert (len(chosen["best"]), len(chosen["worst"])) == (best, worst)
+    shown = labels[chosen["best"] + chosen["worst"]]
+    assert len(set(shown)) == best + worst
 
 
 @pytest.mark.parametrize("is_one_set", [True, False])
@@ -273,10 +290,11 @@ def test_history_is_read(tmp_path):
     # Epoch 1 was run again, and only that counts.
     assert history.columns["val_map_at_r"].tolist()[:2] == [0.25, 0.5]
     assert np.isnan(history.columns["val_map_at_r"][2])
+    assert history.name == "repeat0/fold1"
     assert history.switches == [2, 3]
-    # One more switch at the end of the last epoch, which the log cannot tell.
+    # After one more switch at the end of the last epoch no problem followed.
     later = history._replace(summary={**history.summary, "num_projections": 3})
-    assert later.switches == [2, 3, 4]
+    assert later.switches == [2, 3]
     assert history.losses == ["loss", "pair_loss", "proximal_loss"]
     assert history.rows[1] == (2, [0.7, 0.7, 0.0, 0.0, 0.5])
     assert history.projections == lines
@@ -294,7 +312,7 @@ def run(tmp_path_factory):
     labels = np.append(np.repeat(np.arange(7), 6), 7)
     coarse = rng.integers(0, 160, (43, 4, 4, 3)) + 13 * labels[:, None, None, None]
     images = coarse.repeat(4, axis=1).repeat(4, axis=2)
-    names = [f"{letter} class" for letter in "ABCDEFG"]
+    names = [f"{letter} {LONG}" for letter in "ABCDEFG"]
     images = images.clip(0, 255).astype("uint8")
     np.savez(root / "data.npz", images=images, labels=labels, class_names=[*names, ODD])
     out = root / "run"
@@ -355,20 +373,23 @@ def test_page_holds_all_it_needs(run):
         assert f"{mean:.2f} ±\xa0{half:.2f}" in page.text
     assert ODD in page.text and "<b onload" not in text
     assert "The paper has no row MS-CCP on npz" in page.text
+    assert "models are finished" not in page.text
+    # In the table of models, over its charts and over those of its projections.
+    assert page.text.count("repeat1/fold1") == 3
     assert "class_names" not in page.text and "inf" in page.text
 
 
 def test_galleries_show_neighbours_and_whether_they_are_right(run):
     path, _ = run
     text = path.read_text("utf-8")
-    # Three test classes have queries: best and worst of each, six at random.
-    assert text.count('<li class="gallery">') == 3 + 3 + 6
+    # Three test classes have queries: best of two, worst of the third, six at random.
+    assert text.count('<li class="gallery">') == 2 + 1 + 6
     frames = re.findall(
         r'<figure class="(right|wrong)"><img src="data:\S+" '
         r'alt="Neighbour \d, (\w+): (.+?)".+?<figcaption>(.+?)</figcaption>',
         text,
     )
-    assert len(frames) == 12 * 5
+    assert len(frames) == 9 * 5
     for kind, said, name, caption in frames:
         assert kind == said
         assert caption == ("✓" if kind == "right" else f"✗ {name}")
@@ -384,7 +405,7 @@ def test_galleries_show_neighbours_and_whether_they_are_right(run):
     assert float(shown[2]) == pytest.approx(100 * value, abs=0.006)
 
 
-def test_published_row_and_gallery_of_its_own(tmp_path, monkeypatch):
+def test_published_row_and_gallery_of_its_own(tmp_path, monkeypatch, caplog):
     # In-shop has queries and a gallery; C2 on it is published: 86.32 and 83.04 P@1.
     # As arrays, since the graph that decodes files takes seconds to build.
     rng = np.random.default_rng(0)
@@ -411,15 +432,78 @@ def test_published_row_and_gallery_of_its_own(tmp_path, monkeypatch):
     metrics = {"dataset": "in_shop", "method": "C2", "separated": single}
     metrics |= {"concatenated": single, "models": [dict.fromkeys(names, 0.125)]}
     (out / "metrics.json").write_text(json.dumps(metrics))
-    path = write_report(out, ".", tmp_path / "elsewhere" / "page.html")
+    with caplog.at_level("WARNING"):
+        path = write_report(out, ".", tmp_path / "elsewhere" / "page.html")
+    # Its four folds are the default of `data.folds`.
+    said = "1 of 4 models are finished: not the protocol's result"
+    logs = [r.getMessage() for r in caplog.records if r.name.startswith("keras_ccp")]
+    assert logs == [f"{out}: {said}"]
     page = Page(path.read_text("utf-8"))
     assert path == tmp_path / "elsewhere" / "page.html"
+    assert f"{said}." in page.text.split("Metrics")[0]
     assert "86.32" in page.text and "83.04" in page.text
     assert "12.50" in page.text and "12.50 ±" not in page.text
     # 8 queries x 12 images: 3 of the own class each.
     assert "All 8 queries\nagainst the whole gallery:\n24 pairs of one" in page.text
     assert "20 images of 4 classes" in page.text and "Projections" not in page.text
-    assert page.text.count("✓") + page.text.count("✗") == 2 + (4 + 4 + 6) * 5
+    assert page.text.count("✓") + page.text.count("✗") == 2 + (2 + 2 + 6) * 5
+
+
+@pytest.mark.parametrize(
+    ("data", "began", "expected"),
+    [
+        ({"split": "mlrc", "folds": 3}, 1, 3),
+        ({"split": "mlrc", "folds": 3}, 2, 6),  # of the second repetition no model yet
+        ({"split": "ablation"}, 1, 1),
+        ({"split": "conventional"}, 2, 2),
+    ],
+)
+def test_number_of_models_of_a_run(tmp_path, data, began, expected):
+    for repeat in range(began):
+        (tmp_path / f"repeat{repeat}").mkdir()
+    values = {"method": "C2", "data": {"name": "emoji", **data}}
+    values |= {"embedder": {}, "loss": {"name": "contrastive"}}
+    assert count_models(tmp_path, check_config(values)) == expected
+
+
+def test_pictures_name_their_files(tmp_path):
+    other = tmp_path / "other" / "b.png"
+    for path in (tmp_path / "data" / "thing" / "a.png", other):
+        path.parent.mkdir(parents=True)
+        keras.utils.save_img(path, np.zeros((8, 8, 3)), scale=False)
+    files = [str(tmp_path / "data" / "thing" / "a.png"), str(other)]
+    dataset = Dataset(files, [0, 0]).with_size(8)
+    pictures = _pictures(dataset, [1, 0, 1], tmp_path / "data")
+    assert {row: picture.file for row, picture in pictures.items()} == {
+        0: os.path.join("thing", "a.png"),
+        1: str(other),
+    }
+    arrays = Dataset(np.zeros((1, 8, 8, 3), np.uint8), [0])
+    assert _pictures(arrays, [0], tmp_path)[0].file == ""
+
+
+def test_files_are_escaped_where_they_stand(run, tmp_path, monkeypatch):
+    # As if the images of the run were files with a name that is markup.
+    file = 'thing/<i>"&.jpg'
+    monkeypatch.setattr("keras_ccp.report.page._file", lambda *_: file)
+    path = write_report(run[0].parent, run[0].parents[1], tmp_path / "page.html")
+    images = Images(path.read_text("utf-8")).images
+    assert len(images) == 9 * 6 + 3 * 2  # galleries, pairs of three classes
+    for image in images:
+        assert file in image["title"] and image["alt"].endswith(f", {file}")
+
+
+class Images(html.parser.HTMLParser):
+    """Attributes of the images of a page."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.images = []
+        self.feed(text)
+
+    def handle_starttag(self, tag, attributes):
+        if tag == "img":
+            self.images.append(dict(attributes))
 
 
 def test_no_run_is_refused(tmp_path):
@@ -470,8 +554,19 @@ const shown = [tip.hidden, tip.textContent];
 document.body.dispatchEvent(new PointerEvent("pointerover", { bubbles: true }));
 for (const part of document.querySelectorAll("details")) part.open = true;
 const images = [...document.images];
+const lines = (name) => {
+  const text = name.firstChild, start = text.data.indexOf(" ") + 1;
+  const word = document.createRange();
+  word.setStart(text, start);
+  word.setEnd(text, text.length);
+  return word.getClientRects().length;
+};
+const names = [...document.querySelectorAll("#classes tbody th")].slice(0, 3);
+const table = document.querySelector("#metrics .scroll");
 console.log("PROBE" + JSON.stringify({
   width: innerWidth, scrolls: document.documentElement.scrollWidth, sorts, shown,
+  broken_words: names.filter((name) => lines(name) > 1).length,
+  fits: table.scrollWidth <= table.clientWidth,
   hidden: tip.hidden, broken: images.filter((i) => !i.naturalWidth).length,
   images: images.length, back: getComputedStyle(document.body).backgroundColor,
 }));
@@ -526,7 +621,7 @@ def test_page_in_a_browser(run, tmp_path):
     assert (phone["width"], desk["width"]) == (360, 1200)
     for probe in probes:
         assert probe["scrolls"] <= probe["width"]
-        assert probe["images"] > 60 and probe["broken"] == 0
+        assert probe["images"] == 9 * 6 + 3 * 2 and probe["broken"] == 0
         assert probe["shown"] == [False, "evaluation 1: Validation MAP@R 25 %"]
         assert probe["hidden"]
         down, up, names = probe["sorts"]
@@ -535,7 +630,8 @@ def test_page_in_a_browser(run, tmp_path):
         values = [float(value) for value in down[1][:-1]]
         assert values == sorted(values, reverse=True) and len(values) == 3
         assert up == ["ascending", down[1][::-1]]
-        assert names == ["ascending", ["E class", "F class", "G class", ODD]]
+        assert names == ["ascending", [*(f"{a} {LONG}" for a in "EFG"), ODD]]
+        assert probe["broken_words"] == 0 and probe["fits"]
     pixels = tf.io.decode_png((tmp_path / "page.png").read_bytes()).numpy()
     assert pixels.shape[:2] == (2400, 1600)
     for part in (pixels[:, :360], pixels[:, 380:1560]):

@@ -3,6 +3,7 @@
 import html.parser
 import io
 import json
+import re
 import shutil
 
 import keras
@@ -10,11 +11,14 @@ import numpy as np
 import pytest
 import rich.console
 import tensorflow as tf
+import typer.testing
 
 from keras_ccp import search_commands, serving
+from keras_ccp.cli import app
 from keras_ccp.index import RetrievalIndex
 from keras_ccp.pipeline import decode_center_crop
 from keras_ccp.search_commands import Neighbour, Searcher, SearchResult
+from keras_ccp.search_commands.check import check_folder
 from keras_ccp.search_commands.commands import run_embedder
 from keras_ccp.search_commands.image_files import embed_files, find_images
 
@@ -92,7 +96,9 @@ IDS = [
 def test_index_holds_what_can_be_read(place):
     folder, done = place
     assert done.index.ids.tolist() == IDS
-    assert done.index.labels.tolist() == [".", ".", *["cat"] * 3, "dog/deep", "dog"]
+    # Those beside the folders have the name of their own folder.
+    labels = ["photos", "photos", *["cat"] * 3, "dog/deep", "dog"]
+    assert done.index.labels.tolist() == labels
     assert sorted(path.name for path in done.failures) == [
         "cut.png",
         "empty.png",
@@ -143,7 +149,23 @@ def test_index_refuses(place, tmp_path):
     ):
         with pytest.raises(error, match=match):
             search_commands.index_images(run, images, tmp_path / "out", progress=False)
-    assert not (tmp_path / "out" / "checkpoint-00000000.bin").exists()
+    assert not (tmp_path / "out").exists()
+
+
+def test_index_refuses_its_place_before_it_embeds(place, tmp_path, monkeypatch):
+    monkeypatch.setattr(search_commands.commands, "_export", None)  # not called
+    model, photos = place[0] / "model.keras", place[0] / "photos"
+    (tmp_path / "run" / "embedder").mkdir(parents=True)
+    (tmp_path / "file").write_text("mine")
+    for out, message in (
+        (tmp_path / "run", "holds 'embedder' and no index"),
+        (tmp_path / "file", "is a file"),
+        (photos, "and no index"),
+    ):
+        with pytest.raises(ValueError, match=f"`out` must be a new .*{message}"):
+            search_commands.index_images(model, [photos], out)
+    with pytest.raises(ValueError, match="`backend` must be"):
+        search_commands.index_images(model, [photos], tmp_path / "new", "faiss")
 
 
 def test_run_says_how_images_are_prepared(place, tmp_path):
@@ -184,6 +206,11 @@ def test_embed_writes_vectors_and_paths(place, tmp_path):
     assert len(list(out.parent.iterdir())) == 2
     with pytest.raises(ValueError, match="end in .npy"):
         search_commands.embed_images(folder / "model.keras", ["x"], tmp_path / "v.txt")
+    (tmp_path / "v.txt").mkdir()
+    (tmp_path / "w.npy").mkdir()
+    for name in ("v.npy", "w.npy"):
+        with pytest.raises(ValueError, match="`out` must be a file .* is a folder"):
+            search_commands.embed_images(folder / "model.keras", ["x"], tmp_path / name)
 
 
 # ==== search ====
@@ -214,15 +241,87 @@ def test_search_shows_all_there_are_and_refuses(place, searcher):
         searcher.search([])
 
 
+def test_search_says_that_it_takes_files(place, searcher):
+    photos = place[0] / "photos"
+    reason = f"a folder; give files, such as {photos / '*.jpg'}"
+    _, failures = searcher.search([photos, photos / "5.png"], progress=False)
+    assert failures == {photos: reason}
+    with pytest.raises(ValueError, match=re.escape(reason)):
+        searcher.search([photos], progress=False)
+
+
+def test_search_refuses_what_is_no_index(place, tmp_path):
+    for path in (tmp_path, place[0] / "photos" / "5.png", place[0] / "model.keras"):
+        with pytest.raises(FileNotFoundError, match="folder of an index"):
+            Searcher(path)
+    RetrievalIndex.build([[1.0]]).save(tmp_path)
+    with pytest.raises(FileNotFoundError, match="index with its embedder"):
+        Searcher(tmp_path)
+
+
 def test_index_with_another_embedder_is_refused(place, tmp_path):
     shutil.copytree(place[0] / "index", tmp_path / "index")
     keras.utils.set_random_seed(1)
     serving.export_serving(network(), tmp_path / "index" / "embedder")
-    with pytest.raises(ValueError, match="its own embedder"):
-        Searcher(tmp_path / "index")
+    for read in (Searcher, check_folder):
+        with pytest.raises(ValueError, match="its own embedder"):
+            read(tmp_path / "index")
     (tmp_path / "index" / "embedder" / "saved_model.pb").write_bytes(b"")
     with pytest.raises(ValueError, match="saved_model.pb is changed"):
         Searcher(tmp_path / "index")
+
+
+# ==== check ====
+
+
+def test_check_takes_a_model_a_run_or_an_index(place, tmp_path):
+    index = place[0] / "index"
+    model = check_folder(index / "embedder")
+    assert model == serving.check_model(index / "embedder") and model["num_rows"] == 0
+    assert check_folder(index) == model | {"num_rows": 7}
+    shutil.copytree(index / "embedder", tmp_path / "run" / "embedder")
+    assert check_folder(tmp_path / "run") == model
+    with pytest.raises(FileNotFoundError, match="`embedder` of a run or index"):
+        check_folder(place[0] / "photos")
+
+
+def test_check_looks_at_the_rows_of_an_index_too(place, tmp_path):
+    shutil.copytree(place[0] / "index", tmp_path / "index")
+    (file,) = (tmp_path / "index").glob("*.bin")
+    file.write_bytes(file.read_bytes()[:-1])
+    with pytest.raises(ValueError, match="must hold an index that is undamaged"):
+        check_folder(tmp_path / "index")
+
+
+# ==== The commands ====
+
+
+def invoke(*arguments):
+    return typer.testing.CliRunner().invoke(app, [str(value) for value in arguments])
+
+
+def test_json_is_all_that_is_printed(place, tmp_path):
+    photos = place[0] / "photos"
+    broken = tmp_path / "[bold]cut.png"
+    shutil.copy(photos / "cut.png", broken)
+    result = invoke("search", place[0] / "index", photos / "5.png", broken, "--json")
+    assert result.exit_code == 0, result.output
+    (found,) = json.loads(result.stdout)
+    assert found["neighbours"][0]["id"] == "5.png"
+    assert found["neighbours"][0]["label"] == "photos"
+    assert f"Skipped {broken}: " in result.stderr
+
+
+def test_page_in_the_place_of_a_folder_is_refused_before_the_search(place, tmp_path):
+    result = invoke("search", tmp_path / "no index", "1.png", "--html", tmp_path)
+    assert result.exit_code == 1 and "`html` must be a file" in result.output
+    with pytest.raises(ValueError, match="`path` must be a file"):
+        search_commands.write_page([], tmp_path)
+
+
+def test_check_command_of_an_index(place):
+    result = invoke("check", place[0] / "index")
+    assert result.exit_code == 0 and "num_rows: 7\n" in result.stdout
 
 
 # ==== What is shown ====

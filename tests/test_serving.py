@@ -137,6 +137,25 @@ def test_each_row_has_its_own_k(loaded):
             call(loaded, "search", image_bytes=FILES[:1], k=[k])
 
 
+@pytest.mark.parametrize(
+    ("name", "tensors", "message"),
+    [
+        ("search", {"k": [1, 2]}, "`k` must hold one number, or one for each image"),
+        ("search", {"k": [1, 2, 3, 4]}, "one for each image.*4.*3"),
+        ("search", {"k": np.zeros(0, "int32")}, "one for each image"),
+        ("search", {"image_bytes": [], "k": [1]}, "`image_bytes` must hold one image"),
+        ("embed_bytes", {"image_bytes": []}, "`image_bytes` must hold one image"),
+        ("embed", {"images": np.zeros((0, SIZE, SIZE, 3), "uint8")}, "`images` must"),
+    ],
+)
+def test_wrong_batches_are_told(loaded, name, tensors, message):
+    if name != "embed":
+        files = tensors.get("image_bytes", FILES[:3])
+        tensors = {**tensors, "image_bytes": tf.constant(files, tf.string)}
+    with pytest.raises(tf.errors.InvalidArgumentError, match=f"(?s){message}"):
+        call(loaded, name, **tensors)
+
+
 def test_signatures_are_fit_for_a_server(loaded):
     assert set(loaded.signatures) == {"embed", "embed_bytes", "search"}
     for signature in loaded.signatures.values():
@@ -238,6 +257,7 @@ def test_export_refuses(tmp_path):
     model = network()
     (tmp_path / "photos").mkdir()
     (tmp_path / "photos" / "a.jpg").write_bytes(b"")
+    file = tmp_path / "photos" / "a.jpg"
     grey = keras.Sequential([keras.Input((8, 8, 1)), keras.layers.Flatten()])
     wide = RetrievalIndex.build(np.zeros((2, 9)))
     other = RetrievalIndex.build(gallery(), fingerprint="other")
@@ -250,6 +270,7 @@ def test_export_refuses(tmp_path):
         (ValueError, "embeddings of 6", model, {"index": wide}),
         (ValueError, "of this embedder", model, {"index": other}),
         (ValueError, "new or empty", model, {"path": tmp_path / "photos"}),
+        (ValueError, "new or empty", model, {"path": file}),
     ):
         with pytest.raises(error, match=match):
             serving.export_serving(embedder, **{"path": tmp_path / "o", **arguments})

@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import optuna
 import pytest
 import tensorflow as tf
 import yaml
@@ -18,6 +19,7 @@ import yaml
 from keras_ccp import losses
 from keras_ccp.config import check_config, load_config
 from keras_ccp.experiment.fold import Fold, train_fold
+from keras_ccp.experiment.folder import locked
 from keras_ccp.experiment.splits import fold_splits, load_splits
 from keras_ccp.plots.search import search_figure
 from keras_ccp.tuning import results, tune
@@ -155,6 +157,7 @@ class StandIn:
     def __init__(self):
         self.trained, self.folds = [], []
         self.fails_at = None  # number of the training that raises, and when
+        self.error = RuntimeError("out of memory")
 
     def __call__(self, config, fold, root, strategy, verbose, callbacks):
         number, self.trained = len(self.trained), [*self.trained, config]
@@ -168,13 +171,13 @@ class StandIn:
             if model.stop_training:
                 break
             if self.fails_at == (number, epoch):
-                raise RuntimeError("out of memory")
+                raise self.error
             best = height(config) * (epoch + 1) / 3
             reports.on_epoch_end(epoch, {"val_map_at_r": best})
         summary = {"validation": {"map_at_r": best}}
         (fold.directory / "fold.json").write_text(json.dumps(summary))
         if self.fails_at == (number, "end"):
-            raise RuntimeError("out of disk")
+            raise self.error
 
 
 @contextlib.contextmanager
@@ -290,7 +293,59 @@ def test_interrupted_trial_is_tried_again(stand_in, whole, tmp_path, place, tria
     assert stand_in.trained == trained[:4] + again + trained[4:trials]
 
 
-def test_trial_that_fails_twice_is_left_out(stand_in, tmp_path):
+# The first, with the configuration's own values, and one that the sampler chose.
+@pytest.mark.parametrize("trial", [0, 1])
+def test_interruptions_are_no_failures(stand_in, whole, tmp_path, trial):
+    out, _, trained = whole
+    stand_in.error = KeyboardInterrupt()
+    for number in range(trial, trial + 4):
+        stand_in.fails_at = (number, 1)
+        with pytest.raises(KeyboardInterrupt):
+            tune(small_config(), ".", tmp_path, trials=3)
+    stand_in.fails_at = None
+    summary = tune(small_config(), ".", tmp_path, trials=3)
+    rows = table(tmp_path)
+    states = [row["state"] for row in rows]
+    assert states == ["complete"] * trial + ["fail"] * 4 + ["complete"] * (3 - trial)
+    # All in the folder of the first, where the backup is.
+    folders = [fold.directory.name for fold in stand_in.folds[trial : trial + 5]]
+    assert folders == [str(trial)] * 5
+    finished = [values_of(row) for row in rows if row["state"] == "complete"]
+    assert finished == [values_of(row) for row in table(out)[:3]]
+    assert summary["own_map_at_r"] == height(small_config()) <= summary["map_at_r"]
+
+
+def test_own_values_are_never_left_out(stand_in, tmp_path):
+    for number in range(4):
+        stand_in.fails_at = (number, 1)
+        with pytest.raises(RuntimeError, match="out of memory"):
+            tune(small_config(), ".", tmp_path, trials=1)
+    stand_in.fails_at = None
+    summary = tune(small_config(), ".", tmp_path, trials=1)
+    assert summary["own_map_at_r"] == height(small_config())
+
+
+def test_values_killed_while_they_are_drawn_are_drawn_again(
+    stand_in, whole, tmp_path, monkeypatch
+):
+    out, _, trained = whole
+    tune(small_config(), ".", tmp_path, trials=1)
+    suggest = optuna.Trial._suggest
+
+    def killed(trial, name, distribution):
+        if name == PER_CLASS:  # the second of them
+            raise KeyboardInterrupt
+        return suggest(trial, name, distribution)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(optuna.Trial, "_suggest", killed)
+        with pytest.raises(KeyboardInterrupt):
+            tune(small_config(), ".", tmp_path, trials=3)
+    tune(small_config(), ".", tmp_path, trials=3)
+    assert stand_in.trained == trained[:3]
+
+
+def test_trial_that_fails_twice_is_left_out(stand_in, tmp_path, caplog):
     config = small_config()
     for number in (1, 2):
         stand_in.fails_at = (number, 1)
@@ -299,6 +354,8 @@ def test_trial_that_fails_twice_is_left_out(stand_in, tmp_path):
     stand_in.fails_at = None
     assert stand_in.trained[1] == stand_in.trained[2]
     summary = tune(config, ".", tmp_path, trials=4)
+    (warning,) = [r.getMessage() for r in caplog.records if r.levelname == "WARNING"]
+    assert "left out after 2 errors" in warning and "out of memory" in warning
     assert summary["complete"] + summary["pruned"] == 4
     states = [row["state"] for row in table(tmp_path)]
     assert states == ["complete", "fail", "fail", "complete", "complete", "complete"]
@@ -325,8 +382,14 @@ def test_refused(stand_in, tmp_path, monkeypatch):
     config = small_config()
     tune(config, ".", tmp_path / "study", trials=1)
     other = small_config(training={"batch_size": 16})
-    with pytest.raises(ValueError, match="Received: other training"):
+    changed = "Received: training.batch_size: 8 in the study, 16 now$"
+    with pytest.raises(ValueError, match=changed):
         tune(other, ".", tmp_path / "study")
+    with locked(tmp_path / "study"):
+        with pytest.raises(BlockingIOError, match="Another process trains in"):
+            tune(config, ".", tmp_path / "study")
+    with pytest.raises(NotADirectoryError, match="study.db is a file"):
+        tune(config, ".", tmp_path / "study" / "study.db")
     with pytest.raises(ValueError, match="`trials` must be at least 1"):
         tune(config, ".", tmp_path / "new", trials=0)
     with pytest.raises(ValueError, match="--set data.split=mlrc"):
@@ -337,7 +400,7 @@ def test_refused(stand_in, tmp_path, monkeypatch):
     for module, extra in (("matplotlib", "plots"), ("optuna", "tune")):
         with monkeypatch.context() as patch:
             patch.setitem(sys.modules, module, None)
-            with pytest.raises(ImportError, match=rf'pip install "keras-ccp\[{extra}'):
+            with pytest.raises(ImportError, match=rf'pip install -e ".\[{extra}'):
                 tune(config, ".", tmp_path / "new")
     assert not (tmp_path / "new").exists()
     assert len(stand_in.trained) == 1
@@ -428,5 +491,5 @@ def test_picture_is_refused(monkeypatch):
     with pytest.raises(ValueError, match="1 of them pruned"):
         search_figure([0.1], [1], [0.5], [True])
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    with pytest.raises(ImportError, match=r"keras-ccp\[plots\]"):
+    with pytest.raises(ImportError, match=r"\.\[plots\]"):
         search_figure([0.1], [1], [0.5])

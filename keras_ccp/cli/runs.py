@@ -18,6 +18,8 @@ from keras_ccp.doctor import diagnose, findings_text, has_errors
 from keras_ccp.experiment import evaluate_run, train_run
 from keras_ccp.report import write_report
 from keras_ccp.tuning import tune as search_values
+from keras_ccp.tuning.results import BEST_FILE, PICTURE_FILE, TABLE_FILE
+from keras_ccp.tuning.study import STUDY_FILE
 
 
 def train(
@@ -42,7 +44,7 @@ def train(
         resume: whether to go on with a run.
         devices: GPUs of this machine, or of each machine, over the file's own.
     """
-    with plain_errors():
+    with plain_errors(), shown_logs("keras_ccp.experiment"):
         experiment = load_config(config, overrides or ())
         if devices is not None:
             experiment = on_devices(experiment, devices)
@@ -104,15 +106,16 @@ def tune(
     with plain_errors(), shown_logs("keras_ccp.tuning"):
         experiment = load_config(config, overrides or ())
         summary = search_values(experiment, data, out, trials)
-    own = summary["own_map_at_r"]
     console.print(
         f"{summary['complete']} trials complete, {summary['pruned']} pruned. "
         f"Validation MAP@R: best {summary['map_at_r']:.4f}, with the configuration's "
-        "own values " + ("unknown" if own is None else f"{own:.4f}")
+        f"own values {summary['own_map_at_r']:.4f}"
     )
     for key, value in summary["values"].items():
         console.print(f"  {key}: {value:.4g}")
-    console.print(f"Written to {out}: best.yaml, trials.csv, study.db", soft_wrap=True)
+    files = [BEST_FILE, TABLE_FILE, PICTURE_FILE, STUDY_FILE]
+    written = ", ".join(name for name in files if (out / name).exists())
+    console.print(f"Written to {out}: {written}", soft_wrap=True)
 
 
 def report(

@@ -3,6 +3,8 @@
 from pathlib import Path
 from typing import Annotated
 
+import rich.console
+import rich.text
 import typer
 
 from keras_ccp.cli.console import console, plain_errors
@@ -14,7 +16,10 @@ from keras_ccp.search_commands import (
     to_json,
     write_page,
 )
-from keras_ccp.serving import check_model
+from keras_ccp.search_commands.check import check_folder
+from keras_ccp.search_commands.results import check_writable_file
+
+_errors = rich.console.Console(stderr=True)
 
 
 def index(
@@ -34,12 +39,12 @@ def index(
     with plain_errors():
         indexed, failures = index_images(run, images, out, backend)
         _print_failures(failures)
-        console.print(f"{len(indexed.ids)} images indexed in {out}")
+        _print_plainly(f"{len(indexed.ids)} images indexed in {out}")
 
 
 def search(
     index: Annotated[Path, typer.Argument(help="Folder of an index.")],
-    images: Annotated[list[Path], typer.Argument(help="Images to look for.")],
+    images: Annotated[list[Path], typer.Argument(help="Image files to look for.")],
     k: Annotated[int, typer.Option("-k", min=1, help="Neighbours to show.")] = 10,
     html: Annotated[Path | None, typer.Option(help="Page to write.")] = None,
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
@@ -48,17 +53,19 @@ def search(
 
     Args:
         index: folder of an index.
-        images: images to look for.
+        images: image files to look for.
         k: number of neighbours.
         html: self-contained page to write.
         json: whether to print JSON in place of a table.
     """
     with plain_errors():
+        if html is not None:
+            check_writable_file("html", html)
         results, failures = Searcher(index).search(images, k, progress=not json)
+        _print_failures(failures)
         if json:
             typer.echo(to_json(results))
         else:
-            _print_failures(failures)
             console.print(results_table(results))
         if html is not None:
             write_page(results, html)
@@ -79,26 +86,29 @@ def embed(
     with plain_errors():
         embedded = embed_images(run, images, out)
         _print_failures(embedded.failures)
-        console.print(f"{len(embedded.files)} embeddings written to {out}")
+        _print_plainly(f"{len(embedded.files)} embeddings written to {out}")
 
 
 def check(
-    model: Annotated[Path, typer.Argument(help="SavedModel of an index or export.")],
+    model: Annotated[Path, typer.Argument(help="Exported model, run or index.")],
 ) -> None:
-    """Check that an exported model is undamaged and embeds as it did when written.
+    """Check that a model is undamaged and embeds as it did when written.
 
     Args:
-        model: folder of the model.
+        model: folder of an exported model, or of a run or index with its embedder.
     """
     with plain_errors():
-        for name, value in check_model(model).items():
-            console.print(f"{name}: {value}")
+        for name, value in check_folder(model).items():
+            _print_plainly(f"{name}: {value}")
 
 
 def _print_failures(failures: dict[Path, str]) -> None:
+    """Says what was left out, on the standard error stream, apart from results."""
     for path, reason in failures.items():
-        console.print(
-            f"[yellow]Skipped[/yellow] {path}: {reason}",
-            highlight=False,
-            soft_wrap=True,
-        )
+        text = rich.text.Text.assemble(("Skipped", "yellow"), f" {path}: {reason}")
+        _errors.print(text, soft_wrap=True)
+
+
+def _print_plainly(text: str) -> None:
+    """Without a look for markup, which a path may hold, and in one line."""
+    console.print(text, markup=False, soft_wrap=True)

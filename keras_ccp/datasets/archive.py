@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
+from keras_ccp.datasets.argument_names import OTHER_COUNTS, ROOT
 from keras_ccp.datasets.dataset import Dataset
 
 _SHOWN = 3
@@ -28,7 +29,7 @@ def find_folder(root: str | os.PathLike, name: str, marker: str, source: str) ->
         if (folder / marker).is_file():
             return folder
     raise FileNotFoundError(
-        f"`root` must hold {name}/{marker}. Missing: {root / name / marker}. "
+        f"{ROOT} must hold {name}/{marker}. Missing: {root / name / marker}. "
         f"Get it from {source}. Received: root={str(root)!r}"
     )
 
@@ -160,8 +161,8 @@ def compare_counts(
     if (len(dataset), dataset.num_classes) != (num_images, num_classes):
         raise ValueError(
             f"{what} must have {num_images:,} images of {num_classes:,} classes, as "
-            "published: unpack the archive again, or pass check_counts=False to use "
-            f"another one of the same form. Received: {len(dataset):,} images of "
+            f"published: unpack the archive again, or {OTHER_COUNTS} to use another "
+            f"one of the same form. Received: {len(dataset):,} images of "
             f"{dataset.num_classes:,} classes"
         )
 

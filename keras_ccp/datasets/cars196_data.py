@@ -12,6 +12,7 @@ from keras_ccp.datasets.archive import (
     compare_counts,
     find_file,
 )
+from keras_ccp.datasets.argument_names import ROOT
 from keras_ccp.datasets.dataset import Dataset
 
 # The addresses at Stanford are dead; this thread keeps the list of copies.
@@ -35,7 +36,7 @@ def cars196(
       `cars_meta.mat`, `cars_train_annos.mat` and `cars_test_annos_withlabels.mat`
       (the last may also lie in `root`; `cars_test_annos.mat` has no classes).
 
-    Needs SciPy: `pip install "keras-ccp[cars]"`.
+    Needs SciPy: `pip install -e ".[cars]"`.
 
     Args:
         root: The folder of either form.
@@ -57,7 +58,7 @@ def cars196(
         paths, class_ids, names = _form_b(root)
     else:
         raise FileNotFoundError(
-            f"`root` must hold Cars196. Missing: {root / 'cars_annos.mat'} and "
+            f"{ROOT} must hold Cars196. Missing: {root / 'cars_annos.mat'} and "
             f"{root / 'car_ims'}, or {root / 'devkit'} with {root / 'cars_train'} and "
             f"{root / 'cars_test'}. Get them from {_SOURCE}. "
             f"Received: root={str(root)!r}"
@@ -113,7 +114,7 @@ def _read_mat(path: Path, *keys: str) -> dict[str, Any]:
     except ImportError as error:
         raise ImportError(
             "Cars196 comes with MATLAB files, which need SciPy: "
-            'pip install "keras-ccp[cars]"'
+            'pip install -e ".[cars]"'
         ) from error
     find_file(path, _SOURCE)
     try:

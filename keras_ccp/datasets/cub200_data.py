@@ -11,13 +11,14 @@ from keras_ccp.datasets.archive import (
     find_folder,
     read_rows,
 )
+from keras_ccp.datasets.argument_names import DOWNLOAD
 from keras_ccp.datasets.dataset import Dataset
 from keras_ccp.datasets.download import download_folder
 
 _NAME = "CUB_200_2011"
 _URL = "https://data.caltech.edu/records/65de6-vp158/files/CUB_200_2011.tgz"
 _SHA256 = "0c685df5597a8b24909f6a7c9db6d11e008733779a671760afef78feb49bf081"
-_SOURCE = f"{_URL}, or pass download=True"
+_SOURCE = f"{_URL}, or {DOWNLOAD}"
 _LAST_TRAINING_CLASS = 100
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
+from keras_ccp.datasets.argument_names import PATH
 from keras_ccp.datasets.dataset import Dataset
 from keras_ccp.datasets.labels import map_labels
 
@@ -28,6 +29,7 @@ _DAMAGE = (
     zipfile.BadZipFile,
     zlib.error,
 )
+_SHOWN = 20
 
 
 def npz(path: str | os.PathLike) -> Dataset:
@@ -54,15 +56,15 @@ def npz(path: str | os.PathLike) -> Dataset:
     path = Path(path).expanduser()
     if not path.is_file():
         raise FileNotFoundError(
-            f"`path` must be an .npz file. Missing: {path}. "
+            f"{PATH} must be an .npz file. Missing: {path}. "
             f"Received: path={str(path)!r}"
         )
-    arrays = _read(path)
+    arrays, in_file = _read(path)
     names = set(arrays)
     if "labels" not in names or not ("images" in names or {"data", "offsets"} <= names):
         raise ValueError(
             f"{path} must hold `labels` and either `images` or `data` and `offsets`. "
-            f"Received: {', '.join(sorted(names)) or 'none of them'}"
+            f"Received: {_shown(in_file)}"
         )
     if "images" in names:
         images = arrays["images"]
@@ -76,7 +78,8 @@ def npz(path: str | os.PathLike) -> Dataset:
     return Dataset(images, labels, _present_names(path, labels, arrays["class_names"]))
 
 
-def _read(path: Path) -> dict[str, np.ndarray]:
+def _read(path: Path) -> tuple[dict[str, np.ndarray], list[str]]:
+    """The arrays that are of use, and the names of all."""
     wanted = ("images", "data", "offsets", "labels", "class_names")
     try:
         with path.open("rb") as file:
@@ -87,12 +90,17 @@ def _read(path: Path) -> dict[str, np.ndarray]:
             for name, values in found.items():
                 if not isinstance(values, np.ndarray):  # of another file, as bytes
                     raise ValueError(f"{name} is not an array")
-            return found
+            return found, arrays.files
     except _DAMAGE as error:
         raise ValueError(
             f"{path} must be an .npz file of plain arrays, without Python objects; "
             f"store names as strings. Received: {error}"
         ) from error
+
+
+def _shown(names: list[str]) -> str:
+    more = ", ..." if len(names) > _SHOWN else ""
+    return (", ".join(sorted(names)[:_SHOWN]) or "no arrays") + more
 
 
 def _cut(path: Path, data: np.ndarray, offsets: np.ndarray) -> list[bytes]:

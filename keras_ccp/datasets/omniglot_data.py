@@ -4,11 +4,12 @@ import os
 import re
 from pathlib import Path
 
+from keras_ccp.datasets.argument_names import DOWNLOAD, OTHER_COUNTS, ROOT
 from keras_ccp.datasets.dataset import Dataset
 from keras_ccp.datasets.download import download_folder
 
 _ADDRESS = "https://github.com/brendenlake/omniglot/raw/master/python"
-_SOURCE = f"{_ADDRESS}/<folder>.zip, or pass download=True for the two small ones"
+_SOURCE = f"{_ADDRESS}/<folder>.zip, or {DOWNLOAD} for the two small ones"
 # Folder: characters in it, and the checksum where it can be downloaded here. The small
 # ones are parts of the background set, and share the Greek and the Latin alphabet.
 _CHARACTERS = {
@@ -63,7 +64,7 @@ def omniglot(
     folders = [name for name in _CHARACTERS if (root / name).is_dir()]
     if not folders:
         raise FileNotFoundError(
-            f"`root` must hold folders of Omniglot. Missing: all of "
+            f"{ROOT} must hold folders of Omniglot. Missing: all of "
             f"{', '.join(_CHARACTERS)} in {root}. Get them from {_SOURCE}. "
             f"Received: root={str(root)!r}"
         )
@@ -88,7 +89,12 @@ def _read_folder(folder: Path) -> dict[str, list[str]]:
             if not _CHARACTER_FOLDER.fullmatch(character):
                 continue
             drawings = folder / alphabet / character
-            files = sorted(n for n in os.listdir(drawings) if n.endswith(".png"))
+            # Copied from a Mac, `._0001_01.png` may lie beside `0001_01.png`.
+            files = sorted(
+                name
+                for name in os.listdir(drawings)
+                if name.endswith(".png") and not name.startswith(".")
+            )
             if files:
                 name = f"{alphabet}/{character}"
                 characters[name] = [os.path.join(drawings, file) for file in files]
@@ -107,7 +113,7 @@ def _check_folder(folder: Path, characters: dict[str, list[str]]) -> None:
         example = f", {len(characters[wrong[0]])} images of {wrong[0]}" if wrong else ""
         raise ValueError(
             f"{folder} must have {expected} characters of {_DRAWERS} images, as "
-            "published: unpack the archive again, or pass check_counts=False to use "
-            "another one of the same form. "
+            f"published: unpack the archive again, or {OTHER_COUNTS} to use another "
+            "one of the same form. "
             f"Received: {len(characters)} characters{example}"
         )

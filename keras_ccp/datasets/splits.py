@@ -51,8 +51,9 @@ def split_class_ids(
     if not 0 < count < num_classes:
         raise ValueError(
             "`fraction_or_count` must leave at least one class on each side: a float "
-            f"between 0 and 1 or an int from 1 to {num_classes - 1} for "
-            f"{num_classes} classes. Received: fraction_or_count={fraction_or_count}"
+            f"above {0.5 / num_classes:.6g} and below {1 - 0.5 / num_classes:.6g}, or "
+            f"an int from 1 to {num_classes - 1}, for {num_classes} classes. "
+            f"Received: fraction_or_count={fraction_or_count}"
         )
     order = np.arange(num_classes)
     if seed is not None:

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import tensorflow as tf
 
+from keras_ccp.datasets.argument_names import SKIP
 from keras_ccp.datasets.dataset import Dataset
 
 _SHOWN = 5
@@ -55,7 +56,7 @@ def verify(dataset: Dataset, on_error: str = "raise") -> Dataset:
         more = ", ..." if len(named) > _SHOWN else ""
         raise ValueError(
             "`dataset` must hold images that can be decoded; mend or remove those "
-            'that cannot, or pass on_error="skip". '
+            f"that cannot, or {SKIP}. "
             f"Received: {received}: {', '.join(named[:_SHOWN])}{more}"
         )
     kept = np.setdiff1d(np.arange(len(dataset)), list(failures))
@@ -63,8 +64,9 @@ def verify(dataset: Dataset, on_error: str = "raise") -> Dataset:
     if len(lost):
         # Dropped quietly it would shift the labels, and query and gallery apart.
         raise ValueError(
-            "`dataset` must keep an image of each class; leave such classes out with "
-            "`select_classes`, out of query and gallery alike. "
+            "`dataset` must keep an image of each class; mend the images, or leave "
+            "such classes out of the files or with `select_classes`, out of query and "
+            "gallery alike. "
             f"Received: {received}, and with them all images of class "
             f"{dataset.class_names[lost[0]]!r} ({len(lost)} such classes): "
             f"{', '.join(named[:_SHOWN])}"

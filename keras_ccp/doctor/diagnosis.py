@@ -8,11 +8,14 @@ import numpy as np
 
 from keras_ccp.config import Config, EmbedderConfig
 from keras_ccp.datasets import Dataset
+from keras_ccp.doctor.copy_checks import check_copies
 from keras_ccp.doctor.estimate import estimate
 from keras_ccp.doctor.findings import Finding, by_severity, has_errors
-from keras_ccp.doctor.image_checks import Part, check_images
+from keras_ccp.doctor.image_checks import check_images
 from keras_ccp.doctor.image_facts import read_images
 from keras_ccp.doctor.label_checks import check_labels_and_sizes
+from keras_ccp.doctor.other_files import other_files
+from keras_ccp.doctor.part import Part
 from keras_ccp.experiment.splits import Splits, load_splits
 from keras_ccp.search_commands.image_files import progress_bar
 
@@ -46,7 +49,9 @@ def diagnose(
         return [*findings, Finding("error", "data", what, str(error))]
     skips = config.data.unreadable == "skip"
     parts = _read(splits, root, progress)
-    findings += check_images(parts, skips)
+    findings += [*check_images(parts, skips), *check_copies(parts)]
+    if config.data.name == "folder":
+        findings += other_files(parts, root / (config.data.file or ""))
     if skips and not has_errors(findings):
         splits = Splits(**{part.name: _without_failures(part) for part in parts})
     findings += check_labels_and_sizes(config, splits)

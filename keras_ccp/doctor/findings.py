@@ -21,7 +21,8 @@ class Finding:
         check: name of the check, as in the documentation.
         what: what was found.
         fix: what to do about it.
-        where: files, images or classes, all of them.
+        where: files, images or classes, all of them. Images that are the same are one
+            entry, each of them on a line.
     """
 
     severity: Literal["error", "warning", "note"]
@@ -51,7 +52,8 @@ def by_severity(findings: Sequence[Finding]) -> list[Finding]:
 
 
 def findings_text(findings: Sequence[Finding]) -> rich.text.Text:
-    """A paragraph a finding; of places the first five and their number.
+    """A paragraph a finding; of places, and of images that are the same, the first five
+    and their number.
 
     Args:
         findings: what was found.
@@ -60,13 +62,14 @@ def findings_text(findings: Sequence[Finding]) -> rich.text.Text:
     for finding in findings:
         text.append(finding.severity, f"bold {_COLOURS[finding.severity]}")
         text.append(f" {finding.check}: {finding.what}\n")
-        for place in _places(finding.where):
-            text.append(f"  - {place}\n", "dim")
+        for place in _cut(finding.where):
+            lines = "\n    ".join(_cut(place.split("\n")))
+            text.append(f"  - {lines}\n", "dim")
         text.append("  fix: ", "bold").append(f"{finding.fix}\n\n")
     counts = Counter(finding.severity for finding in findings)
     return text.append(", ".join(f"{kind}s: {counts[kind]}" for kind in _COLOURS))
 
 
-def _places(where: Sequence[str]) -> list[str]:
-    more = [f"... {len(where):,} in all"] if len(where) > _SHOWN else []
-    return [*where[:_SHOWN], *more]
+def _cut(items: Sequence[str]) -> list[str]:
+    more = [f"... {len(items):,} in all"] if len(items) > _SHOWN else []
+    return [*items[:_SHOWN], *more]

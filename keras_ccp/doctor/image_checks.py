@@ -1,59 +1,15 @@
-"""Checks of images: unreadable ones, unusual formats, the same image twice."""
+"""Checks of images one by one: unreadable, tiny, of one colour, unusually stored."""
 
-import os
 from collections.abc import Iterator, Sequence
-from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 
-from keras_ccp.datasets import Dataset
 from keras_ccp.doctor.findings import Finding
-from keras_ccp.doctor.image_facts import ImageFacts, format_note
-from keras_ccp.doctor.near_duplicates import near_duplicates
+from keras_ccp.doctor.image_facts import MAX_SPREAD, format_note
+from keras_ccp.doctor.part import Part
 
-
-class Part(NamedTuple):
-    """Images of one side of the split.
-
-    Args:
-        name: `"training"`, or `"query"` or `"gallery"` of the test.
-        dataset: the images.
-        facts: what is known of each.
-        root: folder that paths are shown relative to.
-    """
-
-    name: str
-    dataset: Dataset
-    facts: ImageFacts
-    root: Path
-
-    @property
-    def is_test(self) -> bool:
-        """Whether it is not trained on."""
-        return self.name != "training"
-
-    def class_of(self, row: int) -> str:
-        """Name of the class of an image.
-
-        Args:
-            row: of the image.
-        """
-        return self.dataset.class_names[self.dataset.labels[row]]
-
-    def place(self, row: int) -> str:
-        """Where an image is: its path, or its number within its class.
-
-        Args:
-            row: of the image.
-        """
-        image = self.dataset.images[row]
-        if isinstance(image, str):
-            is_below = Path(image).is_relative_to(self.root)
-            return os.path.relpath(image, self.root) if is_below else image
-        labels = self.dataset.labels
-        number = int((labels[:row] == labels[row]).sum())
-        return f"image {number} (from 0) of class {self.class_of(row)!r}"
+# Of the side to which images are brought: below it most pixels are made up.
+_LEAST_SIDE = 1 / 4
 
 
 def check_images(parts: Sequence[Part], skips: bool) -> list[Finding]:
@@ -66,9 +22,8 @@ def check_images(parts: Sequence[Part], skips: bool) -> list[Finding]:
     return [
         *unreadable(parts, skips),
         *unusual_formats(parts),
-        *two_labels(parts),
-        *exact_duplicates(parts),
-        *near_duplicates_across(parts),
+        *tiny(parts),
+        *uniform(parts),
     ]
 
 
@@ -98,7 +53,7 @@ def unreadable(parts: Sequence[Part], skips: bool) -> Iterator[Finding]:
         f"{name!r}"
         for part in parts
         for label, name in enumerate(part.dataset.class_names)
-        if not _readable(part)[part.dataset.labels == label].any()
+        if not part.is_readable[part.dataset.labels == label].any()
     ]
     if lost:
         yield Finding(
@@ -132,104 +87,49 @@ def unusual_formats(parts: Sequence[Part]) -> Iterator[Finding]:
         )
 
 
-def two_labels(parts: Sequence[Part]) -> Iterator[Finding]:
-    """Images that are there twice, on one side of the split, under two labels.
+def tiny(parts: Sequence[Part]) -> Iterator[Finding]:
+    """Encoded images that are enlarged more than four times.
 
     Args:
         parts: all images.
     """
-    pairs = []
-    for is_test in (False, True):
-        side = [part for part in parts if part.is_test == is_test]
-        for group in _groups(side):
-            first, row = group[0]
-            for part, other in group[1:]:
-                if part.class_of(other) != first.class_of(row):
-                    pairs.append(_same(first, row, part, other))
-                    break
-    if pairs:
+    places = []
+    for part in (part for part in parts if part.dataset.is_encoded):
+        sides = part.facts.sizes.min(axis=1)
+        is_tiny = part.is_readable & (sides < _LEAST_SIDE * part.dataset.size)
+        for row in np.flatnonzero(is_tiny):
+            height, width = part.facts.sizes[row]
+            places.append(f"{part.place(row)}: {width} x {height} pixels")
+    if places:
         yield Finding(
             "warning",
-            "two labels",
-            "the same image is there under two labels: one of them is wrong, and both "
-            "count against a model that sees that they are the same",
-            "keep the image under its right label only, or merge the classes",
-            tuple(pairs),
+            "tiny images",
+            "a side is below a quarter of the "
+            f"{parts[0].dataset.size} pixels of `data.size`: they are enlarged, and "
+            "show next to nothing of what others show",
+            "get the images in full size, leave them out, or lower `data.size` if most "
+            "are that small",
+            tuple(places),
         )
 
 
-def exact_duplicates(parts: Sequence[Part]) -> Iterator[Finding]:
-    """Images of which all pixels are the same in training and test.
+def uniform(parts: Sequence[Part]) -> Iterator[Finding]:
+    """Images of one colour.
 
     Args:
         parts: all images.
     """
-    pairs = []
-    for group in _groups(parts):
-        training = [(part, row) for part, row in group if not part.is_test]
-        test = [(part, row) for part, row in group if part.is_test]
-        if training and test:
-            pairs.append(_same(*training[0], *test[0]))
-    if pairs:
+    places = [
+        part.place(row)
+        for part in parts
+        for row in np.flatnonzero(part.is_readable & part.facts.is_uniform)
+    ]
+    if places:
         yield Finding(
             "warning",
-            "exact duplicates",
-            "the same images are in training and test: the metrics are partly of "
-            "images that were trained on",
-            "remove them from one side, or give both one label, so that they fall on "
-            "the same side of the split",
-            tuple(pairs),
+            "uniform images",
+            "images are of one colour, so that nothing tells their class: no channel "
+            f"varies by more than {MAX_SPREAD} of 255",
+            "leave them out, or replace them if they were damaged on the way",
+            tuple(places),
         )
-
-
-def near_duplicates_across(parts: Sequence[Part]) -> Iterator[Finding]:
-    """Images of the test that look as one of training does, pixels apart.
-
-    Args:
-        parts: all images.
-    """
-    training = next(part for part in parts if not part.is_test)
-    known = np.flatnonzero(_readable(training))
-    pairs = []
-    for part in (part for part in parts if part.is_test):
-        # Those that are the same in each pixel have been reported as such.
-        is_new = ~np.isin(part.facts.digests, training.facts.digests)
-        rows = np.flatnonzero(_readable(part) & is_new)
-        if not len(rows) or not len(known):
-            continue
-        found = near_duplicates(
-            part.facts.thumbnails[rows], training.facts.thumbnails[known]
-        )
-        pairs += [_same(training, known[j], part, rows[i]) for i, j in found]
-    if pairs:
-        yield Finding(
-            "warning",
-            "near duplicates",
-            "test images look the same as training images: copies that were resized "
-            "or compressed once more, or different classes that look alike",
-            "look at them; remove copies from one side, or give both one label",
-            tuple(pairs),
-        )
-
-
-def _readable(part: Part) -> np.ndarray:
-    mask = np.ones(len(part.dataset), bool)
-    mask[list(part.facts.failures)] = False
-    return mask
-
-
-def _groups(parts: Sequence[Part]) -> list[list[tuple[Part, int]]]:
-    """Images of the same pixels, as lists of two or more."""
-    groups: dict[int, list[tuple[Part, int]]] = {}
-    for part in parts:
-        for row in np.flatnonzero(_readable(part)).tolist():
-            groups.setdefault(int(part.facts.digests[row]), []).append((part, row))
-    return [group for group in groups.values() if len(group) > 1]
-
-
-def _same(part: Part, row: int, other: Part, other_row: int) -> str:
-    first, second = (
-        f"{side.place(at)} ({'test' if side.is_test else 'training'})"
-        for side, at in ((part, row), (other, other_row))
-    )
-    return f"{first} = {second}"

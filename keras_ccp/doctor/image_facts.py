@@ -17,6 +17,8 @@ from keras_ccp.pipeline.exif import orientation
 
 # One column more than rows: dHash compares neighbours in a row.
 THUMBNAIL = (8, 9)
+# Of 255, within each channel: an image of one colour has no more, whatever its codec.
+MAX_SPREAD = 4
 _CHUNK = 512
 _FORMATS = (
     ("CMYK", "converted to RGB without a colour profile"),
@@ -32,12 +34,16 @@ class ImageFacts(NamedTuple):
     Args:
         digests: `(n,)` uint64, equal where all pixels are; 0 where there are none.
         thumbnails: `(n, 8, 9, 3)` uint8, means of the pixels.
+        sizes: `(n, 2)` ints, height and width in pixels.
+        is_uniform: `(n,)` booleans: all pixels have one colour.
         formats: rows of the images that are stored in an unusual way, by that way.
         failures: reason by row, of the images that cannot be read.
     """
 
     digests: np.ndarray
     thumbnails: np.ndarray
+    sizes: np.ndarray
+    is_uniform: np.ndarray
     formats: dict[str, list[int]]
     failures: dict[int, str]
 
@@ -45,6 +51,8 @@ class ImageFacts(NamedTuple):
 class _Look(NamedTuple):
     digest: int
     thumbnail: np.ndarray
+    size: tuple[int, int]
+    is_uniform: bool
     formats: tuple[str, ...] = ()
 
 
@@ -67,6 +75,7 @@ def read_images(dataset: Dataset, advance: Callable[[], None]) -> ImageFacts:
     count = len(dataset)
     digests = np.zeros(count, np.uint64)
     thumbnails = np.zeros((count, *THUMBNAIL, 3), np.uint8)
+    sizes, is_uniform = np.zeros((count, 2), np.int64), np.zeros(count, bool)
     formats, failures = {}, {}
     looks = _encoded_looks if dataset.is_encoded else _array_looks
     for row, look in enumerate(looks(dataset.images)):
@@ -75,9 +84,10 @@ def read_images(dataset: Dataset, advance: Callable[[], None]) -> ImageFacts:
             failures[row] = look
             continue
         digests[row], thumbnails[row] = look.digest, look.thumbnail
+        sizes[row], is_uniform[row] = look.size, look.is_uniform
         for name in look.formats:
             formats.setdefault(name, []).append(row)
-    return ImageFacts(digests, thumbnails, formats, failures)
+    return ImageFacts(digests, thumbnails, sizes, is_uniform, formats, failures)
 
 
 def _encoded_looks(images: np.ndarray) -> Iterator[_Look | str]:
@@ -91,7 +101,7 @@ def _look(image: str | bytes) -> _Look | str:
     try:
         content = Path(image).read_bytes() if isinstance(image, str) else image
         with tf.device("CPU:0"):
-            pixels, thumbnail, turn, channels = _decode(content)
+            pixels, thumbnail, spread, turn, channels = _decode(content)
     except OSError as error:
         return error.strerror or type(error).__name__
     except tf.errors.OpError:
@@ -104,19 +114,24 @@ def _look(image: str | bytes) -> _Look | str:
         "GIF": content.startswith(b"GIF8"),
     }
     names = tuple(name for name, _ in _FORMATS if is_in[name])
-    return _Look(_digest(pixels.numpy()), thumbnail.numpy(), names)
+    pixels = pixels.numpy()
+    is_uniform = bool(spread <= MAX_SPREAD)
+    return _Look(
+        _digest(pixels), thumbnail.numpy(), pixels.shape[:2], is_uniform, names
+    )
 
 
 @tf.function(input_signature=[tf.TensorSpec((), tf.string)])
 def _decode(content: tf.Tensor) -> tuple[tf.Tensor, ...]:
-    """Pixels, thumbnail, EXIF orientation, and channels if it is a JPEG or else 0."""
+    """Pixels, thumbnail, spread, EXIF orientation, and channels of a JPEG or else 0."""
     pixels = decode_image(content)
     channels = tf.cond(
         tf.io.is_jpeg(content),
         lambda: tf.io.extract_jpeg_shape(content)[2],
         lambda: tf.constant(0),
     )
-    return pixels, _thumbnails(pixels[None])[0], orientation(content), channels
+    thumbnail, spread = _thumbnails(pixels[None])[0], _spreads(pixels[None])[0]
+    return pixels, thumbnail, spread, orientation(content), channels
 
 
 def _array_looks(images: np.ndarray) -> Iterator[_Look]:
@@ -129,14 +144,22 @@ def _array_looks(images: np.ndarray) -> Iterator[_Look]:
         pixels = (np.asarray(chunk, np.float32) - low) * (255.0 / span)
         if pixels.shape[-1] != 3:
             pixels = np.repeat(pixels.mean(-1, keepdims=True), 3, axis=-1)
-        thumbnails = _thumbnails(tf.constant(pixels)).numpy()
-        for image, thumbnail in zip(chunk, thumbnails, strict=True):
-            yield _Look(_digest(image), thumbnail)
+        pixels = tf.constant(pixels)
+        thumbnails = _thumbnails(pixels).numpy()
+        is_uniform = (_spreads(pixels) <= MAX_SPREAD).numpy()
+        for image, *facts in zip(chunk, thumbnails, is_uniform, strict=True):
+            yield _Look(_digest(image), facts[0], image.shape[:2], bool(facts[1]))
 
 
 def _thumbnails(pixels: tf.Tensor) -> tf.Tensor:
     means = tf.image.resize(pixels, THUMBNAIL, method="area")
     return tf.cast(tf.round(means), tf.uint8)
+
+
+def _spreads(pixels: tf.Tensor) -> tf.Tensor:
+    """Of each image, by how much the channel varies that varies most."""
+    axes = (1, 2)
+    return tf.reduce_max(tf.reduce_max(pixels, axes) - tf.reduce_min(pixels, axes), -1)
 
 
 def _digest(pixels: np.ndarray) -> int:

@@ -8,11 +8,13 @@ import numpy as np
 from keras_ccp.config import Config
 from keras_ccp.datasets import Dataset
 from keras_ccp.doctor.findings import Finding
-from keras_ccp.experiment.splits import Splits, check_classes
+from keras_ccp.experiment.splits import Splits, check_classes, fold_splits
 
 # What exports of tables, and people, write where there is no label.
 _NO_LABEL = {"", "-1", "?", "n/a", "nan", "none", "null", "unknown"}
 _NO_LABEL |= {"unlabeled", "unlabelled"}
+# Of fewer classes a metric says more of these classes than of the model.
+_LEAST_SCORED = 5
 
 
 def check_labels_and_sizes(config: Config, splits: Splits) -> list[Finding]:
@@ -29,6 +31,7 @@ def check_labels_and_sizes(config: Config, splits: Splits) -> list[Finding]:
         *too_few_classes(config, splits.training),
         *training_singletons(splits.training),
         *unscored_queries(splits),
+        *few_scored_classes(config, splits),
         *small_for_batch(config, splits.training),
         *small_for_proxies(config, splits.training),
     ]
@@ -148,10 +151,7 @@ def unscored_queries(splits: Splits) -> Iterator[Finding]:
         splits: the images.
     """
     query, gallery = splits.query, splits.gallery
-    if gallery is None:
-        found = query.class_sizes > 1
-    else:
-        found = np.isin(query.class_names, gallery.class_names)
+    found = _scored(query, gallery)
     if found.all():
         return
     unscored = int(query.class_sizes[~found].sum())
@@ -164,6 +164,43 @@ def unscored_queries(splits: Splits) -> Iterator[Finding]:
         + ("" if gallery is None else "; it is the gallery that lacks them"),
         tuple(f"{query.class_names[i]!r}" for i in np.flatnonzero(~found)),
     )
+
+
+def few_scored_classes(config: Config, splits: Splits) -> Iterator[Finding]:
+    """Fewer than five classes to test or to validate on.
+
+    Args:
+        config: the experiment.
+        splits: its images.
+    """
+    scored = int(_scored(splits.query, splits.gallery).sum())
+    if 0 < scored < _LEAST_SCORED:  # without any it is an error, and told as such
+        yield Finding(
+            "warning",
+            "few classes",
+            f"{scored} test class(es) can be scored: the metrics hardly tell how "
+            "classes are found that were not trained on",
+            "add test classes of two images or more, or leave more classes to the test "
+            "by a smaller `data.train_classes`",
+        )
+    try:
+        check_classes(config, splits.training)
+    except ValueError:  # likewise
+        return
+    counts = [
+        int(_scored(validation).sum())
+        for _, validation in fold_splits(config.data, splits.training)
+    ]
+    if min(counts) < _LEAST_SCORED:
+        yield Finding(
+            "warning",
+            "few classes",
+            f"models validate on {min(counts)} class(es) that can be scored: when "
+            "proxies are switched, training ends and which weights are kept hangs on "
+            "these few",
+            "add training classes of two images or more, or hold out more of them: "
+            "by fewer `data.folds`, or by `data.split: ablation`, a third of them",
+        )
 
 
 def small_for_batch(config: Config, training: Dataset) -> Iterator[Finding]:
@@ -225,6 +262,13 @@ def small_for_proxies(config: Config, training: Dataset) -> Iterator[Finding]:
 def _parts(splits: Splits) -> list[Dataset]:
     parts = (splits.training, splits.query, splits.gallery)
     return [part for part in parts if part is not None]
+
+
+def _scored(query: Dataset, gallery: Dataset | None = None) -> np.ndarray:
+    """`(C,)` booleans: a query of the class has another image to find."""
+    if gallery is None:
+        return query.class_sizes > 1
+    return np.isin(query.class_names, gallery.class_names)
 
 
 def _of_size(dataset: Dataset, low: int, high: int) -> tuple[str, ...]:

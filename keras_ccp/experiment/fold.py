@@ -16,6 +16,7 @@ from keras_ccp.callback import CCPCallback
 from keras_ccp.config import Config, EmbedderConfig
 from keras_ccp.datasets import Dataset
 from keras_ccp.embedder import build_embedder
+from keras_ccp.experiment.folder import write_whole
 from keras_ccp.model import CCPModel
 from keras_ccp.pipeline import (
     balanced_batches,
@@ -254,6 +255,4 @@ def _write_summary(
         "seconds": round(seconds, 1),
     }
     # Last and at once: its presence says that the fold is finished.
-    partial = directory / f"partial_{SUMMARY_FILE}"
-    partial.write_text(json.dumps(summary, indent=2))
-    partial.replace(directory / SUMMARY_FILE)
+    write_whole(directory / SUMMARY_FILE, json.dumps(summary, indent=2))

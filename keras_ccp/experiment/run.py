@@ -1,17 +1,20 @@
 """A whole protocol: all models of all repetitions, and the row they make."""
 
+import contextlib
 import csv
 import importlib.metadata
+import io
 import json
+import logging
 import os
 import platform
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import tensorflow as tf
 
 from keras_ccp.arguments import check_int
-from keras_ccp.config import Config, check_config, dump_config
+from keras_ccp.config import Config, changed_values, check_config, dump_config
 from keras_ccp.experiment.evaluation import (
     METRICS,
     join_embedders,
@@ -19,6 +22,12 @@ from keras_ccp.experiment.evaluation import (
     summarize,
 )
 from keras_ccp.experiment.fold import Fold, train_fold
+from keras_ccp.experiment.folder import (
+    check_folder,
+    locked,
+    make_folder,
+    write_whole,
+)
 from keras_ccp.experiment.splits import (
     Splits,
     check_classes,
@@ -34,6 +43,8 @@ from keras_ccp.strategies import (
     writable,
 )
 from keras_ccp.yaml_files import read_yaml
+
+logger = logging.getLogger(__name__)
 
 CONFIG_FILE = "config.yaml"
 METRICS_FILE = "metrics.json"
@@ -63,6 +74,8 @@ def train_run(
 
     Raises:
         FileExistsError: If `out` holds a run and `resume` is not set.
+        BlockingIOError: If another process trains in `out`.
+        OSError: If `out` is no folder, or cannot be made.
         ValueError: If the run in `out` has another configuration, the data have too
             few classes for it, or this machine not the devices of
             `config.distribution`.
@@ -73,15 +86,22 @@ def train_run(
     strategy = make_strategy(config.distribution)
     out = Path(out)
     if is_chief(strategy):
+        check_folder(out)
         _check_out(out, config, resume)
+        if (out / CONFIG_FILE).exists():
+            with locked(out):  # refused before the data are loaded
+                pass
     splits = load_splits(config.data, root)
     check_classes(config, splits.training)
-    # Not before, so that data which do not fit leave nothing behind.
-    if is_chief(strategy):
-        _claim(out, config)
-    with lost_workers(strategy):
-        for fold in _folds(config, splits, out, repeats):
+    with contextlib.ExitStack() as stack:
+        # Not before, so that data which do not fit leave nothing behind.
+        if is_chief(strategy):
+            stack.enter_context(_claimed(out, config, resume))
+        stack.enter_context(lost_workers(strategy))
+        folds = _folds(config, splits, out, repeats)
+        for index, fold in enumerate(folds):
             if not fold.is_finished:
+                logger.info(_title(index, len(folds), repeats))
                 train_fold(config, fold, root, strategy, verbose)
         wait_for_workers(strategy)  # until the chief has written the last model
         metrics = _score(config, splits, out, strategy)
@@ -110,7 +130,37 @@ def evaluate_run(run: str | os.PathLike, root: str | os.PathLike) -> dict:
     run = Path(run)
     config = load_run_config(run)
     splits = load_splits(config.data, root)
+    if message := unfinished(run, config):
+        logger.warning("%s: %s", run, message)
     return _score(config, splits, run, tf.distribute.get_strategy())
+
+
+def unfinished(run: Path, config: Config) -> str:
+    """What is to be said of a run whose models are not all finished.
+
+    Args:
+        run: folder of the run.
+        config: its configuration.
+
+    Returns:
+        A line, empty where they are.
+    """
+    finished, count = sum(map(len, _finished(run))), count_models(run, config)
+    if finished >= count:
+        return ""
+    return f"{finished} of {count} models are finished: not the protocol's result"
+
+
+def count_models(run: Path, config: Config) -> int:
+    """How many models a run has when it is finished.
+
+    Args:
+        run: folder of the run. Its repetitions are those that began: how many were
+            asked for is not written down.
+        config: its configuration.
+    """
+    folds = config.data.folds if config.data.split == "mlrc" else 1
+    return folds * max(1, len(list(run.glob("repeat*"))))
 
 
 def load_run_config(run: str | os.PathLike) -> Config:
@@ -138,21 +188,25 @@ def _check_out(out: Path, config: Config, resume: bool) -> None:
                 f"`out` must be a new folder, or go on with --resume. Received: {out}, "
                 "which holds a run"
             )
-        # On other devices it is the same experiment.
-        distribution = {"distribution": config.distribution}
-        if load_run_config(out).model_copy(update=distribution) != config:
+        changed = changed_values(load_run_config(out), config, "in the run")
+        if changed:
             raise ValueError(
-                "`config` must be that of the run that is resumed; compare it with "
-                f"{out / CONFIG_FILE}, or choose another `out`"
+                f"`config` must be that of the run in {out}, which is resumed; give "
+                f"the same file and --set, or choose another `out`. Received: {changed}"
             )
 
 
-def _claim(out: Path, config: Config) -> None:
-    if (out / CONFIG_FILE).exists():
-        return
-    out.mkdir(parents=True, exist_ok=True)
-    (out / "versions.json").write_text(json.dumps(_versions(), indent=2))
-    (out / CONFIG_FILE).write_text(dump_config(config), encoding="utf-8")
+@contextlib.contextmanager
+def _claimed(out: Path, config: Config, resume: bool) -> Iterator[None]:
+    """Keeps the folder for this process, and says whose it is."""
+    make_folder(out)
+    with locked(out):
+        # Another process may have trained here while the data were loaded.
+        _check_out(out, config, resume)
+        if not (out / CONFIG_FILE).exists():
+            write_whole(out / "versions.json", json.dumps(_versions(), indent=2))
+            write_whole(out / CONFIG_FILE, dump_config(config))
+        yield
 
 
 def _versions() -> dict[str, str]:
@@ -176,6 +230,14 @@ def _folds(config: Config, splits: Splits, out: Path, repeats: int) -> list[Fold
     ]
 
 
+def _title(index: int, count: int, repeats: int) -> str:
+    """Which model it is, counted from 1 as in the report."""
+    per_repeat = count // repeats
+    repeat, fold = divmod(index, per_repeat)
+    model = f"model {fold + 1} of {per_repeat}"
+    return f"repetition {repeat + 1} of {repeats}, {model}" if repeats > 1 else model
+
+
 def _score(
     config: Config, splits: Splits, run: Path, strategy: tf.distribute.Strategy
 ) -> dict:
@@ -192,10 +254,9 @@ def _score(
         "repetitions": concatenated,
     }
     with writable(run, strategy) as directory:
-        (directory / METRICS_FILE).write_text(
-            json.dumps(metrics, indent=2, allow_nan=False)
-        )
-        _write_table(directory / "metrics.csv", separated, concatenated)
+        text = json.dumps(metrics, indent=2, allow_nan=False)
+        write_whole(directory / METRICS_FILE, text)
+        write_whole(directory / "metrics.csv", _table(separated, concatenated))
         embedder = join_embedders(repetitions[0])
         export_trained(embedder, directory / "embedder", splits.query)
     return metrics
@@ -215,12 +276,11 @@ def _finished(run: Path) -> list[list[Path]]:
     return repetitions
 
 
-def _write_table(
-    path: Path, separated: Sequence[dict], concatenated: Sequence[dict]
-) -> None:
-    with path.open("w", newline="") as file:
-        writer = csv.writer(file)
-        writer.writerow(["kind", "number", *METRICS])
-        for kind, scores in (("model", separated), ("repetition", concatenated)):
-            for number, score in enumerate(scores):
-                writer.writerow([kind, number, *(score[name] for name in METRICS)])
+def _table(separated: Sequence[dict], concatenated: Sequence[dict]) -> str:
+    text = io.StringIO()
+    writer = csv.writer(text)
+    writer.writerow(["kind", "number", *METRICS])
+    for kind, scores in (("model", separated), ("repetition", concatenated)):
+        for number, score in enumerate(scores):
+            writer.writerow([kind, number, *(score[name] for name in METRICS)])
+    return text.getvalue()

@@ -93,7 +93,8 @@ def check_classes(config: Config, training: Dataset) -> None:
         )
     per_class = config.training.samples_per_class
     wanted = config.training.batch_size // per_class
-    for number, (fold, validation) in enumerate(fold_splits(config.data, training)):
+    folds = fold_splits(config.data, training)
+    for number, (fold, validation) in enumerate(folds, 1):
         if fold.num_classes < wanted:
             raise ValueError(
                 f"`training.batch_size` {config.training.batch_size} with "
@@ -149,11 +150,17 @@ def _load(config: DataConfig, root: Path) -> Dataset | tuple[Dataset, ...]:
 def _check_train_classes(config: DataConfig, dataset: Dataset) -> None:
     share, count = config.train_classes, dataset.num_classes
     num_training = share if isinstance(share, int) else round(share * count)
+    if count < 2:
+        raise ValueError(
+            "The data must have at least 2 classes, some to train and others to test: "
+            f"add classes. Received: {count} class"
+        )
     if not 0 < num_training < count:
         raise ValueError(
             "`data.train_classes` must leave classes to train and others to test: a "
-            f"share, or a number below that of all. Received: {share} of the {count} "
-            "classes of the data"
+            f"share above {0.5 / count:.3g} and below {1 - 0.5 / count:.3g}, or a "
+            f"number from 1 to {count - 1}. Received: {share} of the {count} classes "
+            "of the data"
         )
 
 

@@ -147,6 +147,21 @@ def check_fingerprint(fingerprint: Any) -> None:
         )
 
 
+def check_backend(backend: Any) -> None:
+    """Refuses what is not the name of a way to search.
+
+    Args:
+        backend: `"exact"` or `"scann"`.
+
+    Raises:
+        ValueError: If it is neither.
+    """
+    if backend not in ("exact", "scann"):
+        raise ValueError(
+            f'`backend` must be "exact" or "scann". Received: backend={backend!r}'
+        )
+
+
 def checked_metadata(metadata: Any) -> dict[str, Any]:
     """Returns metadata as they come back from a file.
 

@@ -1,6 +1,5 @@
 """A set of embeddings that is searched, extended, written and read."""
 
-import json
 import os
 from collections.abc import Sequence
 from typing import Any
@@ -8,24 +7,22 @@ from typing import Any
 import numpy as np
 
 from keras_ccp import retrieval
-from keras_ccp.arguments import check_int
-from keras_ccp.checkpoint import load_latest, save_checkpoint
+from keras_ccp.arguments import as_array, check_int
 from keras_ccp.index.entries import (
     Entries,
+    check_backend,
     check_fingerprint,
     check_queries,
     checked_metadata,
     make_entries,
 )
+from keras_ccp.index.index_file import read_index, write_index
 from keras_ccp.index.scann_backend import (
     ScannSearcher,
     Tuning,
     load_scann,
     sampled_recall,
 )
-
-_FORMAT = 1
-_BACKENDS = ("exact", "scann")
 
 
 class RetrievalIndex:
@@ -114,10 +111,7 @@ class RetrievalIndex:
                 finite, an id that occurs twice, or an unknown backend.
             TypeError: For an argument of another type.
         """
-        if backend not in _BACKENDS:
-            raise ValueError(
-                f'`backend` must be "exact" or "scann". Received: backend={backend!r}'
-            )
+        check_backend(backend)
         check_fingerprint(fingerprint)
         metadata = checked_metadata(metadata)
         entries = make_entries(embeddings, ids, labels)
@@ -206,16 +200,21 @@ class RetrievalIndex:
             Array of labels, of the same shape.
 
         Raises:
-            ValueError: If the index has no labels.
-            KeyError: If an id is not in the index.
+            ValueError: If the index has no labels, or not one of the ids.
         """
         if self.labels is None:
             raise ValueError(
                 "`labels` were not given when the index was built. "
                 "Received: a call of `labels_of`"
             )
-        ids = np.asarray(ids)
-        rows = [self._row_of[value] for value in ids.ravel().tolist()]
+        ids = as_array("ids", ids)
+        rows = [self._row_of.get(value) for value in ids.ravel().tolist()]
+        if None in rows:
+            raise ValueError(
+                "`ids` must be ids of the index, as `search` returns them, such as "
+                f"{self.ids.tolist()[0]!r}. Received: "
+                f"{ids.ravel().tolist()[rows.index(None)]!r}, which is none"
+            )
         return self.labels[np.array(rows, np.int64)].reshape(ids.shape)
 
     def measured_recall(self, k: int = 10, num_queries: int = 1000) -> float:
@@ -255,18 +254,17 @@ class RetrievalIndex:
             path: folder, made if it is missing.
 
         Raises:
+            ValueError: If the folder holds other files and no index, or is a file.
             OSError: If it cannot be written.
         """
         header = {
-            "format": _FORMAT,
             "backend": self._wanted,
             "fingerprint": self.fingerprint,
             "metadata": self.metadata,
             "tuning": self._searcher and self._searcher.tuning,
             "recall": self.recall,
         }
-        arrays = {"header": np.array(json.dumps(header)), **self._entries.to_arrays()}
-        save_checkpoint(path, 0, arrays, keep=1)
+        write_index(path, header, self._entries)
 
     @classmethod
     def load(cls, path: str | os.PathLike) -> "RetrievalIndex":
@@ -279,22 +277,6 @@ class RetrievalIndex:
             FileNotFoundError: If there is no index.
             ValueError: If it is damaged (by its checksum), or is none of these.
         """
-        try:
-            found = load_latest(path)
-            if found is not None:
-                header = json.loads(str(found[1]["header"]))
-                if header["format"] != _FORMAT:
-                    raise ValueError(f"format {header['format']!r} is not known")
-                entries = Entries.from_arrays(found[1])
-                rest = header["backend"], header["fingerprint"], header["metadata"]
-        except (ValueError, KeyError, TypeError) as error:
-            raise ValueError(
-                "`path` must hold an index that is undamaged; make it anew, or copy "
-                f"its file from elsewhere. Received: path={str(path)!r}: {error}"
-            ) from error
-        if found is None:
-            raise FileNotFoundError(
-                "`path` must be the folder of an index, as `save` writes it. "
-                f"Received: path={str(path)!r}"
-            )
+        header, entries = read_index(path)
+        rest = header["backend"], header["fingerprint"], header["metadata"]
         return cls(entries, *rest, stored=header)

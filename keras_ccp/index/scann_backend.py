@@ -64,7 +64,7 @@ def require_scann() -> ModuleType:
     # TensorFlow's own error where the operations are those of another version.
     except (ImportError, tf.errors.NotFoundError) as error:
         raise ImportError(
-            "ScaNN cannot be loaded; `pip install keras-ccp[scann]` brings it on "
+            'ScaNN cannot be loaded; `pip install -e ".[scann]"` brings it on '
             f"Linux, with TensorFlow 2.20. Received: {error}"
         ) from error
 

@@ -204,7 +204,7 @@ def _load_function(name):
     if spec is None:
         raise ImportError(
             "Losses of tensorflow-addons need that package, which there is for Python "
-            'up to 3.11: pip install "keras-ccp[addons]"'
+            'up to 3.11: pip install -e ".[addons]"'
         )
     with _bypassed_packages(spec.submodule_search_locations[0]):
         module = importlib.import_module(f"tensorflow_addons.losses.{_MODULES[name]}")

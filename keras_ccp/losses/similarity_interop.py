@@ -167,7 +167,7 @@ def _import_losses() -> ModuleType:
     except ModuleNotFoundError as error:
         raise ImportError(
             "Losses of tensorflow-similarity need that package: "
-            f'pip install "keras-ccp[similarity]". No module named {error.name!r}'
+            f'pip install -e ".[similarity]". No module named {error.name!r}'
         ) from error
 
 

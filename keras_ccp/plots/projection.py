@@ -35,7 +35,7 @@ def projection_figure(
     two dimensions are drawn as they are, the panels on one scale; those of more by
     t-SNE, of the samples and proxies of a panel together.
 
-    Needs `pip install "keras-ccp[plots]"`. Source of the figure:
+    Needs `pip install -e ".[plots]"`. Source of the figure:
     https://arxiv.org/abs/2209.09060.
 
     Args:
@@ -217,5 +217,5 @@ def _required(module: str) -> ModuleType:
         raise ImportError(
             "`projection_figure` draws with matplotlib, and with scikit-learn where "
             "embeddings have more than two dimensions: "
-            'pip install "keras-ccp[plots]"'
+            'pip install -e ".[plots]"'
         ) from error

@@ -22,7 +22,7 @@ def search_figure(
     their MAP@R is of fewer evaluations, and has no colour. A square marks the values
     that the search began with.
 
-    Needs `pip install "keras-ccp[plots]"`. Source of the figure:
+    Needs `pip install -e ".[plots]"`. Source of the figure:
     https://arxiv.org/abs/2209.09060.
 
     Args:
@@ -111,5 +111,5 @@ def _matplotlib_figure() -> ModuleType:
         return importlib.import_module("matplotlib.figure")
     except ImportError as error:
         raise ImportError(
-            '`search_figure` draws with matplotlib: pip install "keras-ccp[plots]"'
+            '`search_figure` draws with matplotlib: pip install -e ".[plots]"'
         ) from error

@@ -36,6 +36,11 @@ class History(NamedTuple):
     projections: list[dict[str, Any]]
 
     @property
+    def name(self) -> str:
+        """Its folder in that of the run, such as `repeat0/fold1`."""
+        return f"{self.directory.parent.name}/{self.directory.name}"
+
+    @property
     def rows(self) -> list[tuple[int, list[float]]]:
         """Number of each evaluation, from 1 on, and its values."""
         values = zip(*self.columns.values(), strict=True)
@@ -46,12 +51,14 @@ class History(NamedTuple):
 
     @property
     def switches(self) -> list[int]:
-        """Epochs that began with new proxies; one past the last if none followed."""
+        """Epochs that began with new proxies.
+
+        A switch at the end of the last epoch is none of them: no problem followed.
+        """
         if "projection" not in self.columns:
             return []
-        numbers = [*self.columns["projection"], self.summary["num_projections"]]
-        is_new = np.diff(numbers) > 0
-        return (self.epochs[is_new] + 1).tolist()
+        is_new = np.diff(self.columns["projection"]) > 0
+        return self.epochs[1:][is_new].tolist()
 
     @property
     def losses(self) -> list[str]:

@@ -1,10 +1,11 @@
 """`write_report`: evaluates a run once more and writes the page."""
 
 import json
+import logging
 import os
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -12,7 +13,7 @@ from keras_ccp import retrieval
 from keras_ccp.config import Config, dump_config
 from keras_ccp.experiment import evaluate_run, load_run_config
 from keras_ccp.experiment.evaluation import join_embedders
-from keras_ccp.experiment.run import METRICS_FILE
+from keras_ccp.experiment.run import METRICS_FILE, unfinished
 from keras_ccp.experiment.splits import Splits, load_splits
 from keras_ccp.html_page import render, thumbnail
 from keras_ccp.pipeline import EvaluationData
@@ -40,6 +41,19 @@ _SHOWN = 5
 _QUERIES, _PAIRS = 6, 12
 # Neighbours that are looked at where classes are confused.
 _MOST_NEIGHBORS = 100
+_log = logging.getLogger(__name__)
+
+
+class Picture(NamedTuple):
+    """An image of the data on the page.
+
+    Args:
+        uri: the image, small.
+        file: its path, relative to the data where it is below; empty if it has none.
+    """
+
+    uri: str
+    file: str
 
 
 def write_report(
@@ -49,8 +63,10 @@ def write_report(
 ) -> Path:
     """Writes what a run has learned as one HTML file that needs nothing else.
 
-    Scores are those of `metrics.json`. Pictures, classes and distances are of the test
-    images, embedded by all models of the first repetition side by side.
+    Scores are those of `metrics.json`, made where they are missing of the models that
+    are finished; if some are not, the page and a logged warning say so. Pictures,
+    classes and distances are of the test images, embedded by all models of the first
+    repetition side by side.
 
     Args:
         run: folder of the run.
@@ -68,10 +84,13 @@ def write_report(
     config = load_run_config(run)
     histories = read_histories(run)
     metrics = _metrics(run, root, histories)
+    if warning := unfinished(run, config):
+        _log.warning("%s: %s", run, warning)
     splits = load_splits(config.data, root)
     first = [h.directory for h in histories if h.repeat == histories[0].repeat]
     page = render(
         "report/report.html.j2",
+        unfinished=warning,
         title=f"{config.method} on {_data_name(config)}",
         num_classes=splits.query.num_classes,
         num_images=len(splits.query) + len(splits.gallery or ()),
@@ -84,7 +103,7 @@ def write_report(
         config=dump_config(config),
         versions=_versions(run),
         num_joined=len(first),
-        **_results(splits, join_embedders(first)),
+        **_results(splits, join_embedders(first), Path(root)),
     )
     write_file(out, page)
     return out
@@ -127,7 +146,7 @@ def _training(histories: list[History]) -> list[dict[str, Any]]:
     return repetitions
 
 
-def _results(splits: Splits, embedder: Any) -> dict[str, Any]:
+def _results(splits: Splits, embedder: Any, root: Path) -> dict[str, Any]:
     """What the test images show, for the template."""
     query, gallery = splits.query, splits.gallery
     arguments = [_embed(embedder, query), query.labels]
@@ -158,10 +177,11 @@ def _results(splits: Splits, embedder: Any) -> dict[str, Any]:
         "neighbors": neighbors,
         "labels": query.labels,
         "map_at_r": scores["map_at_r"],
-        "queries": _thumbnails(query, [*rows, *(pair.query for pair in pairs)]),
-        "found": _thumbnails(
+        "queries": _pictures(query, [*rows, *(pair.query for pair in pairs)], root),
+        "found": _pictures(
             query if gallery is None else gallery,
             [*found, *(pair.neighbour for pair in pairs)],
+            root,
         ),
         "histogram": histogram,
         "distances": distance_figure(histogram),
@@ -190,11 +210,21 @@ def _neighbors(
     return Neighbors(distances, indices, gallery_labels[indices], num_references)
 
 
-def _thumbnails(dataset: Any, rows: Iterable[int]) -> dict[int, str]:
+def _pictures(dataset: Any, rows: Iterable[int], root: Path) -> dict[int, Picture]:
     """Images as the embedder sees them, by their row."""
     rows = sorted({int(row) for row in rows})
     if not rows:
         return {}
     batches = EvaluationData(dataset, "test images").batches(rows)
     images = (image for batch in batches for image in batch.numpy())
-    return {row: thumbnail(image) for row, image in zip(rows, images, strict=True)}
+    return {
+        row: Picture(thumbnail(image), _file(dataset.images[row], root))
+        for row, image in zip(rows, images, strict=True)
+    }
+
+
+def _file(image: Any, root: Path) -> str:
+    if not isinstance(image, str):
+        return ""
+    is_below = Path(image).is_relative_to(root)
+    return os.path.relpath(image, root) if is_below else image

@@ -181,8 +181,9 @@ def choose_queries(
 ) -> dict[str, list[int]]:
     """Chooses queries to show.
 
-    - `best`: highest MAP@R, `worst`: lowest, at most one of a class; among equals the
-      one whose nearest neighbour is nearest, then the first row.
+    - `best`: highest MAP@R, at most one of a class, of at most half of the classes;
+      `worst`: lowest, one of each of the other classes. Among equals the one whose
+      nearest neighbour is nearest, then the first row.
     - `random`: drawn from all queries alike.
 
     Args:
@@ -193,20 +194,19 @@ def choose_queries(
         seed: int, of the random ones. Defaults to 0.
 
     Returns:
-        Rows of queries by kind.
+        Rows of queries by kind; no `worst` if there is only one class.
     """
     scored = np.flatnonzero(~np.isnan(map_at_r))
     near = first_distances[scored]
-    ranked = {
-        "best": scored[np.lexsort((scored, near, -map_at_r[scored]))],
-        "worst": scored[np.lexsort((scored, near, map_at_r[scored]))],
-    }
-    chosen = {
-        kind: _one_of_a_class(rows, labels, count) for kind, rows in ranked.items()
-    }
+    downward = scored[np.lexsort((scored, near, -map_at_r[scored]))]
+    upward = scored[np.lexsort((scored, near, map_at_r[scored]))]
+    half = -(-len(np.unique(labels[scored])) // 2)
+    best = _one_of_a_class(downward, labels, min(count, half))
+    others = upward[~np.isin(labels[upward], labels[best])]
+    worst = _one_of_a_class(others, labels, count)
     rng = np.random.default_rng(seed)
     drawn = rng.choice(scored, min(count, len(scored)), replace=False)
-    return {**chosen, "random": drawn.tolist()}
+    return {"best": best, "worst": worst, "random": drawn.tolist()}
 
 
 def _one_of_a_class(rows: Sequence[int], labels: np.ndarray, count: int) -> list[int]:

@@ -1,4 +1,4 @@
-"""What `keras-ccp index`, `search` and `embed` do: from a run to similar images."""
+"""What `keras-ccp index`, `search`, `embed` and `check` do: from a run to a search."""
 
 from keras_ccp.search_commands.commands import embed_images, index_images
 from keras_ccp.search_commands.page import write_page

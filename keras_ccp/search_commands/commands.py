@@ -2,6 +2,7 @@
 
 import io
 import os
+import shutil
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,14 +12,17 @@ import numpy as np
 import tensorflow as tf
 
 from keras_ccp.index import RetrievalIndex, fingerprint
+from keras_ccp.index.entries import check_backend
+from keras_ccp.index.index_file import check_index_folder
 from keras_ccp.search_commands.image_files import Embedded, embed_files, find_images
-from keras_ccp.search_commands.results import write_file
+from keras_ccp.search_commands.results import check_writable_file, write_file
 from keras_ccp.serving import (
     export_serving,
     image_size,
     load_embedder,
     read_preparation,
 )
+from keras_ccp.serving.folders import replaced_folder
 
 CONFIG_FILE = "config.yaml"
 EMBEDDER_FOLDER = "embedder"
@@ -46,35 +50,52 @@ def index_images(
     """Embeds images and writes an index that `Searcher` searches, without the run.
 
     The ids are paths below the folder of the images, the labels the folders that they
-    are in there. Images that cannot be read are left out.
+    are in there; those that lie in it directly have its own name. If all do, there are
+    no labels. Images that cannot be read are left out.
 
     Args:
         run: folder of a run, SavedModel, or `.keras` file.
         images: files and folders.
-        out: folder of the index. One that is there is replaced.
+        out: folder of the index. One that is there is replaced, once all is embedded.
         backend: `"exact"` or `"scann"`. Defaults to `"exact"`.
         progress: whether a bar is shown. Defaults to True.
 
     Raises:
         FileNotFoundError: If there is no run, or a path does not exist.
-        ValueError: If no image can be read, or the embedder does not take RGB images.
+        ValueError: If no image can be read, the embedder does not take RGB images, or
+            `out` holds other files and no index.
     """
+    check_backend(backend)
+    check_index_folder("out", out)
     files, out = find_images(images), Path(out)
-    model = _export(run, out / EMBEDDER_FOLDER)
-    embedded = _embed(model, out / EMBEDDER_FOLDER, files, progress)
     root = _common_folder(images)
-    ids = [file.relative_to(root).as_posix() for file in embedded.files]
-    labels = [Path(name).parent.as_posix() for name in ids]
-    index = RetrievalIndex.build(
-        embedded.embeddings,
-        ids,
-        labels if any(label != "." for label in labels) else None,
-        backend=backend,
-        fingerprint=fingerprint(model),
-        metadata={"root": str(root)},
-    )
-    index.save(out)
+    with tempfile.TemporaryDirectory() as folder:
+        exported = Path(folder) / EMBEDDER_FOLDER
+        model = _export(run, exported)
+        embedded = _embed(model, exported, files, progress)
+        ids = [file.relative_to(root).as_posix() for file in embedded.files]
+        index = RetrievalIndex.build(
+            embedded.embeddings,
+            ids,
+            _labels(ids, root),
+            backend=backend,
+            fingerprint=fingerprint(model),
+            metadata={"root": str(root)},
+        )
+        index.save(out)
+        with replaced_folder(out / EMBEDDER_FOLDER) as place:
+            shutil.copytree(exported, place, dirs_exist_ok=True)
     return Indexed(index, embedded.failures)
+
+
+def _labels(ids: Sequence[str], root: Path) -> list[str] | None:
+    """The folder of each image, `None` if all lie in the root."""
+    folders = [Path(name).parent.as_posix() for name in ids]
+    if all(folder == "." for folder in folders):
+        return None
+    # The root of a disk has no name.
+    own = root.name or str(root)
+    return [own if folder == "." else folder for folder in folders]
 
 
 def embed_images(
@@ -85,8 +106,8 @@ def embed_images(
 ) -> Embedded:
     """Writes the embeddings of images.
 
-    Writes `out`, a `(n, dim)` float32 array, and beside it the n paths, one a line, in
-    a `.txt` file of the same name. Images that cannot be read are left out.
+    Writes `out`, a `(n, dim)` float32 array, and beside it the n absolute paths, one a
+    line, in a `.txt` file of the same name. Images that cannot be read are left out.
 
     Args:
         run: folder of a run, SavedModel, or `.keras` file.
@@ -96,12 +117,14 @@ def embed_images(
 
     Raises:
         FileNotFoundError: If there is no run, or a path does not exist.
-        ValueError: If `out` does not end in `.npy`, no image can be read, or the
-            embedder does not take RGB images.
+        ValueError: If `out` does not end in `.npy` or is a folder, no image can be
+            read, or the embedder does not take RGB images.
     """
     out = Path(out)
     if out.suffix != ".npy":
         raise ValueError(f"`out` must end in .npy. Received: out={str(out)!r}")
+    check_writable_file("out", out)
+    check_writable_file("out", out.with_suffix(".txt"))
     files = find_images(images)
     with tempfile.TemporaryDirectory() as folder:
         model = _export(run, Path(folder) / EMBEDDER_FOLDER)

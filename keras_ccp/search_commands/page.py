@@ -9,7 +9,11 @@ import tensorflow as tf
 
 from keras_ccp.html_page import render, thumbnail
 from keras_ccp.pipeline import decode_image
-from keras_ccp.search_commands.results import SearchResult, write_file
+from keras_ccp.search_commands.results import (
+    SearchResult,
+    check_writable_file,
+    write_file,
+)
 
 
 class _Figure(NamedTuple):
@@ -28,7 +32,11 @@ def write_page(results: Sequence[SearchResult], path: str | os.PathLike) -> None
     Args:
         results: what was found.
         path: HTML file.
+
+    Raises:
+        ValueError: If it is a folder.
     """
+    check_writable_file("path", path)
     rows = [_row(result) for result in results]
     write_file(path, render("search_commands/page.html.j2", rows=rows))
 

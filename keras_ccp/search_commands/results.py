@@ -87,6 +87,23 @@ def to_json(results: Sequence[SearchResult]) -> str:
     return json.dumps(values, indent=2)
 
 
+def check_writable_file(name: str, path: str | os.PathLike) -> None:
+    """Refuses a folder in the place of a file, before time is spent.
+
+    Args:
+        name: name of the argument.
+        path: file to write.
+
+    Raises:
+        ValueError: If it is a folder.
+    """
+    if Path(path).is_dir():
+        raise ValueError(
+            f"`{name}` must be a file to write; name one in the folder. "
+            f"Received: {name}={str(path)!r}, which is a folder"
+        )
+
+
 def write_file(path: str | os.PathLike, content: bytes) -> None:
     """Writes a file: all of it, or none if the process dies.
 

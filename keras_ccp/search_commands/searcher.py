@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from keras_ccp.arguments import check_int
 from keras_ccp.index import RetrievalIndex, fingerprint
+from keras_ccp.search_commands.check import check_own_embedder
 from keras_ccp.search_commands.commands import EMBEDDER_FOLDER
 from keras_ccp.search_commands.image_files import (
     check_any_read,
@@ -33,14 +34,16 @@ class Searcher:
     def __init__(self, path: str | os.PathLike):
         path = Path(path)
         self.index = RetrievalIndex.load(path)
+        if not (path / EMBEDDER_FOLDER).is_dir():
+            raise FileNotFoundError(
+                "`path` must be an index with its embedder, as `keras-ccp index` "
+                "writes it; one without is searched in Python, by `RetrievalIndex`. "
+                f"Received: path={str(path)!r}, which has no {EMBEDDER_FOLDER}"
+            )
         # Its check runs the model once, which is the slow time.
         self._model, _ = load_checked(path / EMBEDDER_FOLDER)
         self._fingerprint = fingerprint(self._model)
-        if self._fingerprint != self.index.fingerprint:
-            raise ValueError(
-                "`path` must hold an index with its own embedder; make it anew with "
-                f"`keras-ccp index`. Received: path={str(path)!r}"
-            )
+        check_own_embedder(self.index, self._fingerprint, path)
 
     def search(
         self, images: Sequence[str | os.PathLike], k: int = 10, progress: bool = True
@@ -48,7 +51,7 @@ class Searcher:
         """Finds the nearest images of each image.
 
         Args:
-            images: files.
+            images: files; folders are not searched through.
             k: int, neighbours of each; all there are if they are fewer. Defaults to 10.
             progress: whether a bar is shown with more than one image. Defaults to True.
 
@@ -66,12 +69,16 @@ class Searcher:
         with progress_bar(progress and len(images) > 1) as bar:
             for image in bar.track(images, description="searching"):
                 path = Path(image)
+                file = path.expanduser()
+                if file.is_dir():
+                    failures[path] = f"a folder; give files, such as {path / '*.jpg'}"
+                    continue
                 try:
-                    embeddings = self._embed(path.expanduser().read_bytes())
+                    embeddings = self._embed(file.read_bytes())
                 except OSError as error:
                     failures[path] = error.strerror or type(error).__name__
                 except tf.errors.OpError:
-                    failures[path] = reason_of(path)
+                    failures[path] = reason_of(file)
                 else:
                     results.append(self._result(path, embeddings, k))
         check_any_read(len(results), failures)

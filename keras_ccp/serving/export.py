@@ -175,9 +175,8 @@ class _ServingModule(tf.Module):
             input_signature=[tf.TensorSpec((None, size, size, 3), tf.uint8, "images")]
         )
         def embed(images: tf.Tensor) -> dict[str, tf.Tensor]:
-            return {
-                "embeddings": tf.cast(call(tf.cast(images, given.dtype)), "float32")
-            }
+            images = tf.cast(_at_least_one("images", images), given.dtype)
+            return {"embeddings": tf.cast(call(images), "float32")}
 
         # There is no Python to convert, and looking for it takes seconds.
         @tf.function(
@@ -187,7 +186,7 @@ class _ServingModule(tf.Module):
         def embed_bytes(image_bytes: tf.Tensor) -> dict[str, tf.Tensor]:
             images = tf.map_fn(
                 lambda encoded: decode_center_crop(encoded, size, short_side),
-                image_bytes,
+                _at_least_one("image_bytes", image_bytes),
                 fn_output_signature=tf.TensorSpec((size, size, 3), tf.uint8),
             )
             return embed(images)
@@ -219,6 +218,14 @@ class _ServingModule(tf.Module):
 
         self.search = search
         self.endpoints["search"] = search
+
+
+def _at_least_one(name: str, batch: tf.Tensor) -> tf.Tensor:
+    """The batch, if it is not empty: few networks take that."""
+    message = f"`{name}` must hold one image at least"
+    check = tf.debugging.assert_positive(tf.shape(batch)[0], message)
+    with tf.control_dependencies([check]):
+        return tf.identity(batch)
 
 
 def image_size(embedder: Any) -> int | None:

@@ -8,15 +8,17 @@ from pathlib import Path
 
 
 def check_replaceable(path: Path) -> None:
-    """Refuses a folder that holds something else than a SavedModel.
+    """Refuses a file, and a folder that holds something else than a SavedModel.
 
     Args:
         path: folder to write.
 
     Raises:
-        ValueError: If it does.
+        ValueError: If it is one.
     """
-    if path.exists() and not (path / "saved_model.pb").exists() and any(path.iterdir()):
+    if not path.exists() or (path / "saved_model.pb").exists():
+        return
+    if not path.is_dir() or any(path.iterdir()):
         raise ValueError(
             "`path` must be a new or empty folder, or a SavedModel to replace. "
             f"Received: path={str(path)!r}"

@@ -104,9 +104,9 @@ def read_preparation(path: str | os.PathLike) -> dict[str, int]:
 def _read_manifest(path: Path) -> dict[str, Any]:
     if not (path / _MANIFEST).exists():
         raise FileNotFoundError(
-            "`path` must be a model that `export_serving`, or the `embedder` that a "
-            f"run wrote. Received: path={str(path)!r}, which has no "
-            f"{_MANIFEST.as_posix()}"
+            "`path` must be a model that `export_serving` wrote, or the folder "
+            f"`embedder` of a run or index. Received: path={str(path)!r}, which has "
+            f"no {_MANIFEST.as_posix()}"
         )
     try:
         written = json.loads((path / _MANIFEST).read_text("utf-8"))

@@ -60,15 +60,21 @@ class SearchInGraph(tf.Module):
             `(batch, max k)` `ids`, float32 `distances` and, if there are any, `labels`.
             Beyond the `k` of a row its distances are infinite.
         """
-        count = tf.shape(self.embeddings)[0]
+        count, batch = tf.shape(self.embeddings)[0], tf.shape(queries)[0]
+        is_fit = (tf.size(k) == 1) | (tf.size(k) == batch)
+        message = (
+            "`k` must hold one number, or one for each image. Received (k, images)"
+        )
         checks = [
+            tf.debugging.Assert(is_fit, [message, tf.size(k), batch]),
             tf.debugging.assert_positive(k, "`k` must be at least 1"),
             tf.debugging.assert_less_equal(
                 k, count, "`k` must be at most the number of rows of the index"
             ),
         ]
         with tf.control_dependencies(checks):
-            most = tf.reduce_max(k)
+            k = tf.identity(k)
+        most = tf.reduce_max(k)
         if self.scann_state is None:
             rows = self._candidates(queries, most)
         else:

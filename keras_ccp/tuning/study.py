@@ -13,25 +13,33 @@ from types import ModuleType
 from typing import Any
 
 import keras
-import numpy as np
 import tensorflow as tf
 
 from keras_ccp.arguments import check_int
-from keras_ccp.config import Config, check_config
+from keras_ccp.config import Config, changed_values, check_config
 from keras_ccp.datasets import Dataset
 from keras_ccp.experiment.fold import SUMMARY_FILE, Fold, train_fold
+from keras_ccp.experiment.folder import check_folder, locked, make_folder
 from keras_ccp.experiment.splits import check_classes, fold_splits, load_splits
 from keras_ccp.strategies import make_strategy
 from keras_ccp.tuning.results import has_picture, reached, write_results
 from keras_ccp.tuning.search_space import Parameter, search_space, with_values
+from keras_ccp.tuning.trials import (
+    first_try,
+    next_trial,
+    note_error,
+    queue_trials,
+    states,
+    trial_state,
+    tries,
+    values_text,
+)
 
 logger = logging.getLogger(__name__)
 
 STUDY_FILE = "study.db"
 _RUNNING = "running"
 _STARTUP_TRIALS = 5  # without pruning: too few to compare with
-# Attribute of a trial that tries again what a kill interrupted: that trial's number.
-_RETRY = "retry_of"
 
 
 def tune(
@@ -50,9 +58,12 @@ def tune(
 
     Writes `study.db` (Optuna), and after each trial `best.yaml` (a configuration),
     `trials.csv` and, where lambda and proxies are both searched, `lambda_proxies.png`.
-    Called again it goes on: a study that was killed ends as one that was not.
+    Called again it goes on: a study that was interrupted, however often, ends with the
+    same finished trials as one that was not. What was interrupted is tried again. So is
+    a trial that ended in an error, which `tune` raises; after its second error it is
+    left out, but for the configuration's own values.
 
-    Needs `pip install "keras-ccp[tune,plots]"`.
+    Needs `pip install -e ".[tune,plots]"`.
 
     Args:
         config: the experiment.
@@ -64,11 +75,12 @@ def tune(
 
     Returns:
         dict of `map_at_r`, the best; `own_map_at_r`, that of the configuration's own
-        values, `None` if it could not be trained; `values`, the best by key; `complete`
-        and `pruned`, numbers of trials.
+        values; `values`, the best by key; `complete` and `pruned`, numbers of trials.
 
     Raises:
         ImportError: If Optuna, or matplotlib for the picture, is not installed.
+        BlockingIOError: If another process runs the study in `out`.
+        OSError: If `out` is no folder, or cannot be made.
         ValueError: If the study in `out` is of another experiment, a value cannot be
             searched, or the experiment holds no classes out or needs several workers.
     """
@@ -78,23 +90,30 @@ def tune(
     optuna = _required("optuna", "tune")
     if has_picture(space):
         _required("matplotlib", "plots")
+    out = Path(out)
+    check_folder(out)
     strategy = make_strategy(config.distribution)
     training = load_splits(config.data, root).training
     check_classes(config, training)
     fold = fold_splits(config.data, training)[0]
-    task = _Task(config, root, *fold, strategy, Path(out))
-    with _opened(optuna, config, task.out) as study:
-        _queue(study, space)
+    task = _Task(config, root, *fold, strategy, out)
+    make_folder(out)
+    with locked(out), _opened(optuna, config, out) as study:
+        queue_trials(study, space)
         while True:
-            if _states(study, "COMPLETE"):
-                write_results(study, config, space, task.out)
-            done = len(_states(study, "COMPLETE", "PRUNED"))
+            if states(study.trials, "COMPLETE"):
+                write_results(study, config, space, out)
+            done = len(states(study.trials, "COMPLETE", "PRUNED"))
             if done >= trials:
                 return _summary(study, space)
-            study.sampler = _sampler(study, config.seed)
-            trial = study.ask(_distributions(space))
-            logger.info("trial %d of %d: %s", done + 1, trials, _text(trial.params))
-            _run(study, trial, task, verbose)
+            trial = next_trial(study, space, config.seed)
+            text = values_text(trial.params)
+            logger.info("trial %d of %d: %s", done + 1, trials, text)
+            try:
+                _run(study, trial, task, verbose)
+            except Exception as error:  # not KeyboardInterrupt
+                note_error(trial, error)
+                raise
 
 
 @dataclasses.dataclass(frozen=True)
@@ -130,12 +149,11 @@ class _Reports(keras.callbacks.Callback):
 def _run(study: Any, trial: Any, task: _Task, verbose: int | str) -> None:
     """Trains a trial, from the last evaluation on if it is tried again."""
     # A retry takes over the folder, and so the backup, of what was interrupted.
-    number = trial.user_attrs.get(_RETRY, trial.number)
-    reported = {}
-    if number != trial.number:
-        reported = study.trials[number].intermediate_values
-        for step, map_at_r in reported.items():
-            trial.report(map_at_r, step)
+    number, reported = first_try(trial), {}
+    for tried in tries(study, trial):
+        reported.update(tried.intermediate_values)
+    for step, map_at_r in reported.items():
+        trial.report(map_at_r, step)
     directory = task.out / _RUNNING / str(number)
     fold = Fold(task.training, task.validation, directory, task.config.seed)
     if not fold.is_finished:
@@ -143,7 +161,7 @@ def _run(study: Any, trial: Any, task: _Task, verbose: int | str) -> None:
         reports = _Reports(trial, reported)
         train_fold(config, fold, task.root, task.strategy, verbose, [reports])
     if trial.should_prune():
-        study.tell(trial, state=_state("PRUNED"))
+        study.tell(trial, state=trial_state("PRUNED"))
     else:
         summary = json.loads((directory / SUMMARY_FILE).read_text())
         study.tell(trial, summary["validation"]["map_at_r"])
@@ -160,7 +178,6 @@ def _run(study: Any, trial: Any, task: _Task, verbose: int | str) -> None:
 @contextlib.contextmanager
 def _opened(optuna: ModuleType, config: Config, out: Path) -> Iterator[Any]:
     """The `optuna.Study` in a folder, made where there is none."""
-    out.mkdir(parents=True, exist_ok=True)
     storage = optuna.storages.RDBStorage(f"sqlite:///{out.absolute() / STUDY_FILE}")
     try:
         study = optuna.create_study(
@@ -179,67 +196,16 @@ def _opened(optuna: ModuleType, config: Config, out: Path) -> Iterator[Any]:
         storage.engine.dispose()
 
 
-def _queue(study: Any, space: dict[str, Parameter]) -> None:
-    """Queues the own values, or in a study that was killed what was running.
-
-    That is marked as failed, and tried again once.
-    """
-    if not study.trials:
-        study.enqueue_trial({key: parameter.own for key, parameter in space.items()})
-    retried = {trial.user_attrs.get(_RETRY) for trial in study.trials}
-    for trial in _states(study, "RUNNING"):
-        values = {**trial.system_attrs.get("fixed_params", {}), **trial.params}
-        # Without all of its values it had not begun.
-        has_begun = values.keys() == space.keys()
-        is_first_kill = _RETRY not in trial.user_attrs and trial.number not in retried
-        if has_begun and is_first_kill:
-            study.enqueue_trial(values, user_attrs={_RETRY: trial.number})
-        study.tell(trial.number, state=_state("FAIL"))
-
-
-def _sampler(study: Any, seed: int) -> Any:
-    """Chooses the next values by a seed of their own.
-
-    A sampler that goes on after a kill would draw again what it drew at the start.
-    """
-    # Retries do not count: they have the values of what they try again.
-    index = sum(_RETRY not in trial.user_attrs for trial in study.trials)
-    (drawn,) = np.random.SeedSequence([seed, index]).generate_state(1)
-    return importlib.import_module("optuna.samplers").TPESampler(seed=int(drawn))
-
-
-def _distributions(space: dict[str, Parameter]) -> dict[str, Any]:
-    kinds = importlib.import_module("optuna.distributions")
-    distributions = {}
-    for key, parameter in space.items():
-        values = parameter.range
-        kind = kinds.IntDistribution if parameter.is_int else kinds.FloatDistribution
-        distributions[key] = kind(values.low, values.high, log=values.is_log)
-    return distributions
-
-
-def _state(name: str) -> Any:
-    return importlib.import_module("optuna.trial").TrialState[name]
-
-
-def _states(study: Any, *names: str) -> list[Any]:
-    return [trial for trial in study.trials if trial.state.name in names]
-
-
-def _text(values: dict[str, float]) -> str:
-    return ", ".join(f"{key}={value:.4g}" for key, value in values.items())
-
-
 def _summary(study: Any, space: dict[str, Parameter]) -> dict[str, Any]:
     own = {key: parameter.own for key, parameter in space.items()}
-    complete = _states(study, "COMPLETE")
-    own_results = [trial.value for trial in complete if trial.params == own]
+    complete = states(study.trials, "COMPLETE")
+    own_map_at_r = next(trial.value for trial in complete if trial.params == own)
     return {
         "map_at_r": study.best_value,
-        "own_map_at_r": own_results[0] if own_results else None,
+        "own_map_at_r": own_map_at_r,
         "values": study.best_params,
         "complete": len(complete),
-        "pruned": len(_states(study, "PRUNED")),
+        "pruned": len(states(study.trials, "PRUNED")),
     }
 
 
@@ -265,13 +231,12 @@ def _claim(study: Any, config: Config, out: Path) -> None:
     if "config" not in study.user_attrs:
         study.set_user_attr("config", config.model_dump(mode="json"))
         return
-    values = config.model_dump(exclude={"distribution"})
-    then = check_config(study.user_attrs["config"]).model_dump(exclude={"distribution"})
-    changed = [key for key, value in values.items() if value != then[key]]
+    then = check_config(study.user_attrs["config"])
+    changed = changed_values(then, config, "in the study")
     if changed:
         raise ValueError(
             f"`config` must be that of the study in {out}; give the same file and "
-            f"--set, or choose another --out. Received: other {', '.join(changed)}"
+            f"--set, or choose another --out. Received: {changed}"
         )
 
 
@@ -280,5 +245,5 @@ def _required(module: str, extra: str) -> ModuleType:
         return importlib.import_module(module)
     except ImportError as error:
         raise ImportError(
-            f'`tune` needs {module}: pip install "keras-ccp[{extra}]"'
+            f'`tune` needs {module}: pip install -e ".[{extra}]"'
         ) from error
