@@ -36,7 +36,6 @@ __all__ = [
     "MemoryConfig",
     "ProxyConfig",
     "TrainingConfig",
-    "changed_values",
     "check_config",
     "dump_config",
     "load_config",

@@ -188,6 +188,7 @@ def test_only_the_chief_writes(killed, root):
     assert writers == set(killed["pids"])
     fold = "repeat0/fold0/"
     assert {name for name in files - set(events) if "embedder/" not in name} == {
+        ".lock",
         "config.yaml",
         "metrics.csv",
         "metrics.json",
