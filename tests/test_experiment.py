@@ -279,6 +279,7 @@ def test_each_model_is_named(run, tmp_path, monkeypatch, caplog):
     shutil.copytree(whole, out)
     (out / "repeat0" / "fold1" / "fold.json").unlink()
     monkeypatch.setattr("keras_ccp.experiment.run.train_fold", lambda *_: None)
+    monkeypatch.setattr("keras_ccp.experiment.run._score", lambda *_: {})
     caplog.set_level("INFO", "keras_ccp.experiment")
     train_run(small_config(), ".", out, resume=True)
     train_run(small_config(), ".", out, repeats=2, resume=True)

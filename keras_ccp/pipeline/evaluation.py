@@ -48,7 +48,9 @@ class EvaluationData:
         elif isinstance(data, Dataset) and data.is_encoded:
             self._encoded, self.labels = data, data.labels
             # Traced once: anew for each `batches` it takes most of a second.
-            self._decoded = tf.function(self._decode_rows, autograph=False)
+            self._decode = tf.function(
+                lambda encoded: decode_center_crop(encoded, data.size, data.short_side)
+            )
         elif isinstance(data, Dataset):
             self._images, self.labels = data.images, data.labels
         else:
@@ -147,22 +149,19 @@ class EvaluationData:
     def _decoded_batches(
         self, rows: np.ndarray | None, batch_size: int
     ) -> tf.data.Dataset:
-        rows = np.arange(len(self)) if rows is None else rows
-        num_batches = tf.data.experimental.assert_cardinality(
-            -(-len(rows) // batch_size)
-        )
-        images = self._decoded(tf.constant(rows, tf.int64), batch_size)
-        return images.apply(num_batches).prefetch(tf.data.AUTOTUNE)
-
-    def _decode_rows(self, rows: tf.Tensor, batch_size: int) -> tf.data.Dataset:
         data = self._encoded
+        rows = np.arange(len(self)) if rows is None else rows
         decoded = encoded_batches(
             numbered(tf.data.Dataset.from_tensor_slices(rows).batch(batch_size)),
             data.images,
-            lambda encoded, _: decode_center_crop(encoded, data.size, data.short_side),
+            lambda encoded, _: self._decode(encoded),
             batch_size,
         )
-        return decoded.map(_images_alone)
+        num_batches = tf.data.experimental.assert_cardinality(
+            -(-len(rows) // batch_size)
+        )
+        images = decoded.map(_images_alone)
+        return images.apply(num_batches).prefetch(tf.data.AUTOTUNE)
 
     def _streamed_batches(
         self, rows: np.ndarray | None, batch_size: int
