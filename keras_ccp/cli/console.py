@@ -11,6 +11,8 @@ import rich.markup
 import typer
 
 console = rich.console.Console()
+# What is not among the results that a program may read from the output.
+errors = rich.console.Console(stderr=True)
 
 DataOption = Annotated[
     Path, typer.Option("--data", help="Folder of the data; weights are relative to it.")
@@ -28,8 +30,6 @@ def plain_errors() -> Iterator[None]:
     try:
         yield
     except (ValueError, TypeError, OSError, ImportError) as error:
-        # Not among what a program may read from the output.
-        errors = rich.console.Console(stderr=True)
         errors.print(f"[red]Error:[/red] {rich.markup.escape(str(error))}")
         raise typer.Exit(1) from None
 

@@ -3,11 +3,10 @@
 from pathlib import Path
 from typing import Annotated
 
-import rich.console
 import rich.text
 import typer
 
-from keras_ccp.cli.console import console, plain_errors
+from keras_ccp.cli.console import console, errors, plain_errors
 from keras_ccp.search_commands import (
     Searcher,
     embed_images,
@@ -18,8 +17,6 @@ from keras_ccp.search_commands import (
 )
 from keras_ccp.search_commands.check import check_folder
 from keras_ccp.search_commands.results import check_writable_file
-
-_errors = rich.console.Console(stderr=True)
 
 
 def index(
@@ -106,7 +103,7 @@ def _print_failures(failures: dict[Path, str]) -> None:
     """Says what was left out, on the standard error stream, apart from results."""
     for path, reason in failures.items():
         text = rich.text.Text.assemble(("Skipped", "yellow"), f" {path}: {reason}")
-        _errors.print(text, soft_wrap=True)
+        errors.print(text, soft_wrap=True)
 
 
 def _print_plainly(text: str) -> None:
