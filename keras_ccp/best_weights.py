@@ -44,7 +44,7 @@ class BestWeights:
             # As `set_weights`, without its checks of hundreds of shapes.
             weights = model.embedder.weights
             for weight, value in zip(weights, self.embedder_weights, strict=True):
-                weight.value.assign(value)
+                weight.value.assign(value, read_value=False)
         if self.references is not None:
             model.reference_bank.set_weights(self.references)
 

@@ -37,7 +37,8 @@ class Snapshot(keras.layers.Layer):
         """Copies the weights and switches lambda on."""
         for weight, frozen in self._pairs():
             # Of hundreds of weights, the checks of Keras' `assign` take most of it.
-            frozen.value.assign(tf.cast(weight.value, frozen.dtype))
+            value = tf.cast(weight.value, frozen.dtype)
+            frozen.value.assign(value, read_value=False)
         self.active_weight.assign(self.proximal_weight)
 
     def drop(self) -> None:

@@ -2,11 +2,13 @@
 
 import os
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 Decode = Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
+Finish = Callable[[tf.Tensor, tf.Tensor], Any]
 Reader = Callable[[np.ndarray], np.ndarray]
 
 # To be traced without reading its source for loops and branches, which takes as long as
@@ -14,10 +16,24 @@ Reader = Callable[[np.ndarray], np.ndarray]
 _as_it_is = tf.autograph.experimental.do_not_convert
 
 
+def traced(decode: Decode) -> tf.types.experimental.ConcreteFunction:
+    """Traces the decoding of one image.
+
+    What `decode` refuses is an error here, and not at the first batch.
+
+    Args:
+        decode: Maps a scalar string, the bytes of a file, and the scalar int64 number
+            of the image in the sequence to an image of known shape.
+    """
+    signature = [tf.TensorSpec((), tf.string), tf.TensorSpec((), tf.int64)]
+    return tf.function(decode, input_signature=signature).get_concrete_function()
+
+
 def encoded_batches(
     index_batches: tf.data.Dataset,
     images: np.ndarray,
-    decode: Decode,
+    decode: tf.types.experimental.ConcreteFunction,
+    finish: Finish,
     batch_size: int,
     cache: bool = False,
 ) -> tf.data.Dataset:
@@ -31,31 +47,25 @@ def encoded_batches(
         index_batches: Batches `(step, rows)`: scalar int64 0, 1, 2... and `(k,)` int64
             indices into `images`, k = `batch_size` in all but the last.
         images: `(n,)` object array of paths (`str`) or of encoded `bytes`.
-        decode: Maps a scalar string, the bytes of a file, and the scalar int64 number
-            of the image in the sequence to an image of known shape.
+        decode: What `traced` returned.
+        finish: Makes an element of the `(k, ...)` images and `(k,)` rows of a batch.
         batch_size: Images in a batch.
         cache: Keep the bytes of files in memory once they are read.
 
     Returns:
-        tf.data.Dataset of `(images, rows)`. A broken image raises a
+        tf.data.Dataset of what `finish` makes. A broken image raises a
         `tf.errors.InvalidArgumentError` that names it.
     """
     are_paths = isinstance(images[0], str)
     reads_in_graph = are_paths and not cache
     load = _cached_reader(images) if are_paths and cache else _reader(images)
+    shape, dtype = decode.output_shapes, decode.output_dtypes
 
     def name(row: int) -> bytes:
         return os.fsencode(images[row]) if are_paths else b"of row %d" % row
 
-    @tf.function(
-        input_signature=[tf.TensorSpec((), tf.string), tf.TensorSpec((), tf.int64)]
-    )
-    def decode_one(encoded: tf.Tensor, number: tf.Tensor) -> tf.Tensor:
+    def read_and_decode(encoded: tf.Tensor, number: tf.Tensor) -> tf.Tensor:
         return decode(tf.io.read_file(encoded) if reads_in_graph else encoded, number)
-
-    # Traced once, here, where what `decode` refuses is an error.
-    decode_one = decode_one.get_concrete_function()
-    shape, dtype = decode_one.output_shapes, decode_one.output_dtypes
 
     def decode_or_mark(
         number: tf.Tensor, row: tf.Tensor, previous: tf.Tensor, encoded: tf.Tensor
@@ -63,7 +73,7 @@ def encoded_batches(
         image = tf.cond(
             number < 0,
             lambda: tf.zeros(shape, dtype),
-            lambda: decode_one(encoded, number),
+            lambda: read_and_decode(encoded, number),
         )
         return number, row, previous, image
 
@@ -75,7 +85,7 @@ def encoded_batches(
         .ignore_errors()
         .batch(batch_size + 1, **in_order)
     )
-    return numbered(groups).map(_without_mark(batch_size), **in_order)
+    return numbered(groups).map(_without_mark(batch_size, finish), **in_order)
 
 
 def numbered(batches: tf.data.Dataset) -> tf.data.Dataset:
@@ -87,7 +97,7 @@ def numbered(batches: tf.data.Dataset) -> tf.data.Dataset:
     Args:
         batches: What is to be numbered.
     """
-    return tf.data.Dataset.zip(tf.data.Dataset.counter(), batches)
+    return tf.data.Dataset.zip(tf.data.Dataset.range(tf.int64.max), batches)
 
 
 def _marked_batch(
@@ -120,13 +130,11 @@ def _marked_batch(
     return mark
 
 
-def _without_mark(batch_size: int) -> Callable[..., tuple]:
-    """Takes the mark off; raises the error where a number is missing."""
+def _without_mark(batch_size: int, finish: Finish) -> Callable[..., Any]:
+    """Takes the mark off and finishes; raises the error where a number is missing."""
 
     @_as_it_is
-    def check(
-        step: tf.Tensor, group: tuple[tf.Tensor, ...]
-    ) -> tuple[tf.Tensor, tf.Tensor]:
+    def check(step: tf.Tensor, group: tuple[tf.Tensor, ...]) -> Any:
         numbers, rows, previous, images = group
         count = tf.size(numbers, tf.int64) - 1
         expected = tf.concat([step * batch_size + tf.range(count), [-count]], 0)
@@ -142,7 +150,7 @@ def _without_mark(batch_size: int) -> Callable[..., tuple]:
             tf.reduce_all(is_right), [message, previous[after]]
         )
         with tf.control_dependencies([checked]):
-            return images[:-1], rows[:-1]
+            return finish(images[:-1], rows[:-1])
 
     return check
 

@@ -1,5 +1,6 @@
 """Finite labelled images for evaluation and for choosing proxies."""
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,7 +11,7 @@ from keras_ccp.arguments import as_array, check_finite, check_int
 from keras_ccp.datasets import Dataset, check_ids, check_labels
 from keras_ccp.pipeline.balanced import gather
 from keras_ccp.pipeline.decoding import decode_center_crop
-from keras_ccp.pipeline.encoded_batches import encoded_batches, numbered
+from keras_ccp.pipeline.encoded_batches import encoded_batches, numbered, traced
 
 
 class EvaluationData:
@@ -47,10 +48,6 @@ class EvaluationData:
             self.labels = _stream_labels(data, name)
         elif isinstance(data, Dataset) and data.is_encoded:
             self._encoded, self.labels = data, data.labels
-            # Traced once: anew for each `batches` it takes most of a second.
-            self._decode = tf.function(
-                lambda encoded: decode_center_crop(encoded, data.size, data.short_side)
-            )
         elif isinstance(data, Dataset):
             self._images, self.labels = data.images, data.labels
         else:
@@ -146,21 +143,30 @@ class EvaluationData:
         labels = tf.data.Dataset.from_tensor_slices(self.labels).batch(batch_size)
         return tf.data.Dataset.zip(self.batches(batch_size=batch_size), labels)
 
+    @functools.cached_property
+    def _decode(self) -> tf.types.experimental.ConcreteFunction:
+        data = self._encoded
+
+        def decode(encoded: tf.Tensor, number: tf.Tensor) -> tf.Tensor:
+            return decode_center_crop(encoded, data.size, data.short_side)
+
+        # Once: for each `batches` it would take a good part of a second.
+        return traced(decode)
+
     def _decoded_batches(
         self, rows: np.ndarray | None, batch_size: int
     ) -> tf.data.Dataset:
-        data = self._encoded
         rows = np.arange(len(self)) if rows is None else rows
-        decoded = encoded_batches(
+        images = encoded_batches(
             numbered(tf.data.Dataset.from_tensor_slices(rows).batch(batch_size)),
-            data.images,
-            lambda encoded, _: self._decode(encoded),
+            self._encoded.images,
+            self._decode,
+            lambda images, _: images,
             batch_size,
         )
         num_batches = tf.data.experimental.assert_cardinality(
             -(-len(rows) // batch_size)
         )
-        images = decoded.map(_images_alone)
         return images.apply(num_batches).prefetch(tf.data.AUTOTUNE)
 
     def _streamed_batches(
@@ -180,11 +186,6 @@ class EvaluationData:
         # tf.data would pass on the number of batches before, and Keras believe it.
         num_batches = tf.data.experimental.assert_cardinality(-(-count // batch_size))
         return images.rebatch(batch_size).apply(num_batches).prefetch(tf.data.AUTOTUNE)
-
-
-@tf.autograph.experimental.do_not_convert
-def _images_alone(images: tf.Tensor, rows: tf.Tensor) -> tf.Tensor:
-    return images
 
 
 def _shared_by_rows() -> tf.data.Options:
