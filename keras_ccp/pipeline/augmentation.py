@@ -66,6 +66,7 @@ def small_image_augmentation(
     ):
         check_number(name, value, low, high)
 
+    @tf.autograph.experimental.do_not_convert
     def augment(images: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
         images = tf.convert_to_tensor(images)
         if images.dtype == tf.string:

@@ -14,7 +14,11 @@ from keras_ccp.pipeline.exif import (
 
 ChooseBox = Callable[[tf.Tensor], tf.Tensor]
 
+# To be traced without reading its source for loops and branches: that takes a second.
+_as_it_is = tf.autograph.experimental.do_not_convert
 
+
+@_as_it_is
 def decode_image(encoded: tf.Tensor) -> tf.Tensor:
     """Decodes a JPEG, PNG, GIF, BMP or WebP file.
 
@@ -40,6 +44,7 @@ def decode_image(encoded: tf.Tensor) -> tf.Tensor:
     return tf.ensure_shape(image, (None, None, 3))
 
 
+@_as_it_is
 def decode_crop(
     encoded: tf.Tensor, choose_box: ChooseBox, short_side: int
 ) -> tf.Tensor:
@@ -69,6 +74,7 @@ def decode_crop(
     return tf.ensure_shape(crop, (None, None, 3))
 
 
+@_as_it_is
 def decode_center_crop(encoded: tf.Tensor, size: int, short_side: int) -> tf.Tensor:
     """Prepares an image for evaluation.
 

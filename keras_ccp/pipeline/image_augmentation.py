@@ -73,6 +73,7 @@ def _random_resized_crop(
     check_int("size", size, minimum=1)
     check_int("short_side", short_side, minimum=1)
 
+    @tf.autograph.experimental.do_not_convert
     def augment(encoded: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
         encoded = tf.convert_to_tensor(encoded)
         if encoded.dtype != tf.string or encoded.shape.rank != 0:
