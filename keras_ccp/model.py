@@ -102,7 +102,7 @@ class CCPModel(Trainer):
         self.references = references
         self.proxy_learning_rate_multiplier = proxy_learning_rate_multiplier
         self.weight_decay = weight_decay
-        self.proxy_bank = self.sample_bank = None
+        self.proxy_bank = self.sample_bank = self.memory = None
         sizes = num_classes, proxies_per_class
         if proxies_per_class and references == "proxies":
             self.proxy_bank = ProxyBank(*sizes, embedder.output_shape[-1], name="bank")
@@ -114,7 +114,6 @@ class CCPModel(Trainer):
         self.num_projections = self.add_weight(
             shape=(), initializer="zeros", dtype="int32", trainable=False
         )
-        self.memory = None
         self._pair_loss_tracker = keras.metrics.Mean(name="pair_loss")
         self._proximal_loss_tracker = keras.metrics.Mean(name="proximal_loss")
         self.built = True
@@ -150,18 +149,24 @@ class CCPModel(Trainer):
         if self.reference_bank is None:
             return tf.reduce_mean(self.loss.call(labels, embeddings))
         rows = self.loss.pairs(
-            labels, embeddings, self.reference_bank.labels, self._reference_embeddings()
+            labels, embeddings, *self._references(labels, embeddings)
         )
         if self.in_batch_weight:
             rows += self.in_batch_weight * self.loss.call(labels, embeddings)
         return tf.reduce_mean(rows)
 
-    def _reference_embeddings(self) -> tf.Tensor:
-        rows = self.reference_bank.rows()
+    def _references(self, labels, embeddings):
+        """Labels and embeddings of what a batch is compared with."""
+        bank = self.reference_bank
         if self.sample_bank is not None:
-            return self(rows, training=True)
-        # With many proxies their normalisation is a good part of a step.
-        return rows if self.loss.ignores_length else self.normalize(rows)
+            return bank.labels, self(bank.rows(), training=True)
+        if self.loss.ignores_length:
+            return bank.labels, bank.rows()
+        # XLA knows only tensors of one size.
+        reach = float("inf") if self.jit_compile else self.loss.reach
+        return losses.within_reach(
+            reach, labels, embeddings, bank.labels, bank.rows(), self.normalize
+        )
 
     def compute_loss(
         self, x=None, y=None, y_pred=None, sample_weight=None, training=True

@@ -21,6 +21,7 @@ from keras_ccp.losses.multi_similarity import (
 from keras_ccp.losses.pair_loss import PairLoss, check_rows
 from keras_ccp.losses.proxy_anchor import ProxyAnchorLoss, proxy_anchor_loss
 from keras_ccp.losses.proxy_nca import ProxyNCALoss, proxy_nca_loss
+from keras_ccp.losses.reach import within_reach
 from keras_ccp.losses.similarity_interop import SimilarityLoss, from_similarity
 from keras_ccp.losses.soft_triple import SoftTripleLoss, soft_triple_loss
 from keras_ccp.losses.triplet import TripletLoss, triplet_loss
@@ -111,4 +112,5 @@ __all__ = [
     "proxy_nca_loss",
     "soft_triple_loss",
     "triplet_loss",
+    "within_reach",
 ]

@@ -106,6 +106,12 @@ class ContrastiveLoss(PairLoss):
         self.negative_margin = negative_margin
         self.mining = mining
 
+    @property
+    def reach(self) -> float:
+        # Mining may look at all references, and so may the pairs of a subclass.
+        is_own = type(self).pairs is ContrastiveLoss.pairs
+        return self.negative_margin if is_own and self.mining is None else super().reach
+
     def pairs(
         self,
         labels: tf.Tensor,

@@ -2,6 +2,7 @@
 
 import functools
 import inspect
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -54,6 +55,11 @@ class PairLoss(keras.losses.Loss):
     def ignores_length(self) -> bool:
         """Whether only the directions of the vectors have an effect."""
         return getattr(self, "similarity", None) == "cosine"
+
+    @property
+    def reach(self) -> float:
+        """Distance beyond which references of other classes have no effect."""
+        return math.inf
 
     def call(self, y_true: tf.Tensor, y_pred: tf.Tensor) -> tf.Tensor:
         """Loss of the pairs inside one batch, without pairs of a sample with itself.

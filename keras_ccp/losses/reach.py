@@ -1,0 +1,65 @@
+"""Which of many references can have any effect on a loss of limited reach."""
+
+from collections.abc import Callable
+
+import numpy as np
+import tensorflow as tf
+
+from keras_ccp.layers import euclidean_norms
+
+# References from which on it pays to leave some out.
+_MANY = 4096
+
+
+def within_reach(
+    reach: float,
+    labels: tf.Tensor,
+    embeddings: tf.Tensor,
+    reference_labels: tf.Tensor,
+    references: tf.Tensor,
+    normalize: Callable[[tf.Tensor], tf.Tensor],
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """Normalises references, without those that have no effect where there are many.
+
+    What is neither of an anchor's class nor within reach of an anchor is left out.
+    Normalisation of many references, and distances that are right to the last digits,
+    are most of what a step costs. Here the distances are those of one float32 product,
+    which may be off by rounding: what lies beyond `reach` by no more than that stays.
+
+    Args:
+        reach: Distance from a normalised reference, infinite if all have an effect.
+        labels: `(batch,)` int32 tensor.
+        embeddings: `(batch, dim)` float tensor, normalised.
+        reference_labels: `(n,)` int32 array or tensor.
+        references: `(n, dim)` float32 tensor, not normalised.
+        normalize: What normalises references: changes their lengths, by their lengths.
+
+    Returns:
+        `(k,)` labels and `(k, dim)` normalised references, in their order.
+    """
+    if reach < np.inf and len(reference_labels) >= _MANY:
+        is_near = _is_near(embeddings, tf.stop_gradient(references), normalize, reach)
+        is_own = tf.reduce_any(reference_labels[:, tf.newaxis] == labels, axis=1)
+        rows = tf.squeeze(tf.where(is_near | is_own), axis=1)
+        reference_labels = tf.gather(reference_labels, rows)
+        references = tf.gather(references, rows)
+    return reference_labels, normalize(references)
+
+
+def _is_near(embeddings, references, normalize, reach):
+    embeddings = tf.stop_gradient(tf.cast(embeddings, tf.float32))
+    lengths = euclidean_norms(references)
+    normalized = tf.cast(normalize(lengths), tf.float32)
+    scales = tf.math.divide_no_nan(normalized, lengths)
+    # ||a||^2 + ||b||^2 - 2 a.b, of which ||b||^2 is the same for all a.
+    squares = tf.reduce_sum(tf.square(embeddings), axis=1)
+    products = tf.matmul(references, -2.0 * embeddings, transpose_b=True)
+    nearest = tf.reduce_min(products * scales + squares, axis=1)
+    # Sums of `dim` products are off by dim * u * ||a|| ||b|| at most (u: the unit
+    # roundoff), and each of the three has such an error. Four times as much is allowed.
+    roundoff = np.finfo(np.float32).eps / 2 * (references.shape[1] + 8)
+    lengths = tf.squeeze(normalized, axis=1)
+    longest = tf.sqrt(tf.reduce_max(squares))
+    slack = 4.0 * roundoff * tf.square(lengths + longest)
+    # Written so that NaN counts as near.
+    return tf.logical_not(nearest + tf.square(lengths) > reach**2 + slack)
