@@ -13,6 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from keras_ccp.arguments import check_bool, check_int
+from keras_ccp.retrieval.ahead import ahead
 from keras_ccp.retrieval.scores import Scores
 from keras_ccp.retrieval.sweep import SMALLEST_BLOCK, in_pairs, in_rows
 from keras_ccp.retrieval.validation import as_embeddings, safe_shift
@@ -186,13 +187,21 @@ class ExactSearcher:
             self.exclude_self and listed <= _LISTED_AT_ONCE and size >= SMALLEST_BLOCK
         )
         sweep = in_pairs if in_blocks else in_rows
-        for rows, shortlist in sweep(self._scores, groups, self.chunk_size):
-            crowded, scores, indices = shortlist.finish()
-            if crowded.any():
-                k = shortlist.wanted - self.exclude_self
-                yield self._careful_candidates(rows[crowded], k)
-            if not crowded.all():
-                yield self._listed(rows[~crowded], scores, indices)
+        shortlists = sweep(self._scores, groups, self.chunk_size)
+        for crowded, k, listed in ahead(self._finished, shortlists):
+            if len(crowded):
+                yield self._careful_candidates(crowded, k)
+            if listed is not None:
+                yield listed
+
+    def _finished(self, item):
+        """Queries without a list, the neighbours they need, and the others if any."""
+        rows, shortlist = item
+        crowded, scores, indices = shortlist.finish()
+        listed = None
+        if not crowded.all():
+            listed = self._listed(rows[~crowded], scores, indices)
+        return rows[crowded], shortlist.wanted - self.exclude_self, listed
 
     def _listed(self, rows, scores, indices):
         """Candidates of queries by their shortlists."""

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from keras_ccp.arguments import check_bool, check_int
+from keras_ccp.retrieval.ahead import ahead
 from keras_ccp.retrieval.exact_search import ExactSearcher, by_depth
 from keras_ccp.retrieval.validation import as_embeddings, as_labels
 
@@ -215,7 +216,8 @@ def _count_references(labels, known):
 
 def _hits(searcher, labels, known, depth):
     """Yields rows of queries and their `(n, depth)` hits, nearest first."""
-    for found in searcher.candidates(depth):
+
+    def hits_of(found):
         most = int(depth[found.rows].max())
         own = labels[found.rows]
         hits = known[found.indices] == own[:, None]
@@ -224,7 +226,9 @@ def _hits(searcher, labels, known, depth):
         if unsure.size:
             part = searcher.refine(found.take(unsure), undecided[unsure])
             hits[unsure] = known[part.indices] == own[unsure, None]
-        yield found.rows, hits[:, :most]
+        return found.rows, hits[:, :most]
+
+    return ahead(hits_of, searcher.candidates(depth))
 
 
 def _approximate_hits(index, query, labels, depth):

@@ -38,8 +38,10 @@ class Shortlist:
         self._margin = 2.0 * error
         self._bar = np.full(len(error), _LOWEST)
         self._crowded = np.zeros(len(error), bool)
-        nothing = np.empty(0, np.int64)
-        self._parts = [(nothing, nothing, np.empty(0, np.float32))]
+        # Sorted; what a row has not is _NO_KEY.
+        self._keys = np.empty((len(error), 0), np.int64)
+        # Queries, ascending, and keys that are not sorted in yet.
+        self._parts: list[tuple[np.ndarray, np.ndarray]] = []
         self._unsorted = 0
 
     def add(self, scores: np.ndarray, members: np.ndarray) -> None:
@@ -57,34 +59,34 @@ class Shortlist:
         in_rows = scores.flags.c_contiguous
         steps = (scores.shape[1], 1) if in_rows else (1, len(scores))
         flat = scores.ravel(order="K")
-        reached = self._reached_groups(scores, in_rows)
-        group = scores.shape[1] // reached.shape[1]
-        query, place = np.nonzero(reached)
+        query, place, stride = self._reached_groups(scores, in_rows)
+        group = scores.shape[1] // stride
         if len(query) * group > scores.size / _DENSE:
             bar = np.full((len(scores), 1), np.inf, np.float32)
             bar[: len(self._bar), 0] = self._bar
-            found = np.flatnonzero((scores >= bar).ravel(order="K"))
-            values = flat[found]
-            query, place = np.divmod(found, max(steps))
-            if not in_rows:
-                query, place = place, query
+            query, place = _true_places(scores >= bar)
+            values = flat.take(query * steps[0] + place * steps[1])
         else:
-            places = place[:, None] + reached.shape[1] * np.arange(group)
+            places = place[:, None] + stride * np.arange(group)
             values = flat.take(query[:, None] * steps[0] + places * steps[1])
             inside = values >= self._bar[query, None]
             query = np.repeat(query, np.count_nonzero(inside, axis=1))
             place, values = places[inside], values[inside]
-        self._parts.append((query, members[place], values))
+        self._parts.append((query, _pack(values, members[place])))
         self._unsorted += len(query)
         # Now and then, so that what was listed under a low bar does not pile up.
         if self._unsorted > len(self._bar) * self._limit:
             self._merge()
 
     def _reached_groups(self, scores, in_rows):
-        """Whether the highest of each group of scores reaches the bar, now raised.
+        """Groups of scores whose highest reaches the bar, now raised.
 
         A group is strided: neighbouring rows, often of one class, fall in different
         groups, and the maximum runs along contiguous memory.
+
+        Returns:
+            Queries, ascending, and numbers of their groups; and how many groups each
+            query has, which is also the step from one score of a group to the next.
         """
         count = scores.shape[1]
         group = min(self._group, count / (2 * self.wanted), LARGEST_GROUP)
@@ -93,8 +95,7 @@ class Shortlist:
         if in_rows:
             maxima = scores.reshape(-1, group, stride).max(axis=1)
         else:
-            maxima = scores.T.reshape(group, stride, -1).max(axis=0)
-            maxima = np.ascontiguousarray(maxima.T)
+            maxima = scores.T.reshape(group, stride, -1).max(axis=0).T
         maxima = maxima[: len(self._bar)]
         reached = maxima >= self._bar[:, None]
         number = np.count_nonzero(reached, axis=1)
@@ -109,7 +110,7 @@ class Shortlist:
         if crowded.any():
             self._give_up(crowded)
             reached[crowded] = False
-        return reached
+        return *_true_places(reached), stride
 
     def finish(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Ends the list.
@@ -119,57 +120,62 @@ class Shortlist:
             Of the others, `(others, width)` scores, highest first, and gallery rows;
             `width >= wanted`, and what a row has not is NaN and index -1.
         """
-        query, members, values, place = self._merge()
-        keys = np.full((len(self._bar), place.max(initial=-1) + 1), _NO_KEY)
-        keys[query, place] = _pack(values, members)
-        keys = keys[~self._crowded]
-        keys.sort(axis=1)
-        return self._crowded, *_unpack(keys)
+        self._merge()
+        return self._crowded, *_unpack(self._keys[~self._crowded])
 
     def _raise_bar(self, queries, scores):
         """Lifts the bar of some queries to what a k-th highest score allows."""
         bar = (scores - self._margin[queries]).astype(np.float32)
         bar = np.nextafter(bar, np.float32(-np.inf))
-        self._bar[queries] = np.maximum(self._bar[queries], bar)
+        # Not np.maximum: NaN where there are fewer scores.
+        self._bar[queries] = np.fmax(self._bar[queries], bar)
 
     def _give_up(self, crowded):
         self._crowded |= crowded
         self._bar[crowded] = np.inf
 
     def _merge(self):
-        """Joins the parts, without what is below the bar by now.
-
-        Returns:
-            Queries, gallery rows and scores, sorted by query, and the place of each
-            among those of its query.
-        """
-        parts = tuple(map(np.concatenate, zip(*self._parts, strict=True)))
-        parts = self._keep(parts, parts[2] >= self._bar[parts[0]])
-        parts = self._keep(parts, np.argsort(parts[0], kind="stable"))
-        number, place = self._numbered(parts[0])
-        if number.max() > self.wanted:
-            dense = np.full((len(number), number.max()), _LOWEST)
-            dense[parts[0], place] = parts[2]
-            # A partition, which should be quicker, is many times slower where most
-            # values are the filling.
-            dense.sort(axis=1)
-            self._raise_bar(slice(None), dense[:, -self.wanted])
-            parts = self._keep(parts, parts[2] >= self._bar[parts[0]])
-            number, place = self._numbered(parts[0])
+        """Sorts the parts into the keys, without what is below the bar by now."""
+        last = self._last_keys()
+        reach = [key <= last[query] for query, key in self._parts]
+        parts = [
+            (query[inside], key[inside])
+            for (query, key), inside in zip(self._parts, reach, strict=True)
+        ]
+        counts = [np.bincount(query, minlength=len(last)) for query, _ in parts]
+        width = self._keys.shape[1]
+        end = np.full(len(last), width)
+        keys = np.full((len(last), sum(counts, end).max()), _NO_KEY)
+        keys[:, :width] = self._keys
+        for (query, key), count in zip(parts, counts, strict=True):
+            first = end - (np.cumsum(count) - count)
+            keys[query, np.arange(len(query)) + first[query]] = key
+            end += count
+        keys.sort(axis=1)
+        if keys.shape[1] >= self.wanted:
+            kth, _ = _unpack(keys[:, self.wanted - 1])
+            self._raise_bar(slice(None), kth)
+        number = np.count_nonzero(keys <= self._last_keys()[:, None], axis=1)
         if number.max() > self._limit:
             self._give_up(number > self._limit)
-            parts = self._keep(parts, ~self._crowded[parts[0]])
-            number, place = self._numbered(parts[0])
-        self._parts, self._unsorted = [parts], 0
-        return *parts, place
+            number[self._crowded] = 0
+        keys = keys[:, : number.max()]
+        keys[np.arange(keys.shape[1]) >= number[:, None]] = _NO_KEY
+        self._keys, self._parts, self._unsorted = keys, [], 0
 
-    def _keep(self, parts, which):
-        return tuple(part[which] for part in parts)
+    def _last_keys(self):
+        """The last key of each query that still reaches the bar."""
+        # A trifle below it, since keys tell 0 from -0.
+        return _pack(np.nextafter(self._bar, np.float32(-np.inf)), 2**32 - 1)
 
-    def _numbered(self, query):
-        """How often each query occurs, and how often before each place."""
-        number = np.bincount(query, minlength=len(self._bar))
-        return number, np.arange(len(query)) - (np.cumsum(number) - number)[query]
+
+def _true_places(which):
+    """Rows, ascending, and columns of what is true; np.nonzero takes much longer."""
+    found = np.flatnonzero(which)
+    rows, columns = which.shape
+    ends = np.searchsorted(found, np.arange(rows + 1) * columns)
+    row = np.repeat(np.arange(rows), np.diff(ends))
+    return row, found - row * columns
 
 
 def _pack(scores, indices):

@@ -2,17 +2,14 @@
 
 import collections
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 
+from keras_ccp.retrieval.ahead import THREADS, ahead
 from keras_ccp.retrieval.scores import Scores
 from keras_ccp.retrieval.shortlist import LARGEST_GROUP, Shortlist
 
-# Products under way at once.
-_THREADS = 3
 # Scores of a product when the user names no size: 64 MB of float32.
 _MOST_SCORES = 2**24
 _SMALLEST_CHUNK = 64
@@ -44,7 +41,7 @@ def in_rows(
         if not wanted:
             continue
         # Each thread gets two chunks or more, if memory allows it.
-        most = min(_MOST_SCORES // len(members), -(-len(rows) // (2 * _THREADS)))
+        most = min(_MOST_SCORES // len(members), -(-len(rows) // (2 * THREADS)))
         most = min(max(_SMALLEST_CHUNK, most), -(-_MOST_LISTED // wanted))
         chunks += [(part, wanted) for part in _parts(rows, chunk_size or most)]
 
@@ -54,7 +51,7 @@ def in_rows(
         result.add(scores.product(rows, gallery), members)
         return rows, result
 
-    yield from _ahead(shortlist, chunks)
+    yield from ahead(shortlist, chunks)
 
 
 def in_pairs(
@@ -103,7 +100,7 @@ def in_pairs(
                 with locks[i]:
                     shortlists[i].add(part, blocks[partner])
 
-    for pair, _ in zip(pairs, _ahead(meet, pairs), strict=True):
+    for pair, _ in zip(pairs, ahead(meet, pairs), strict=True):
         to_come.subtract(set(pair))
         for i in set(pair):
             if shortlists[i] and not to_come[i]:
@@ -118,18 +115,3 @@ def _parts(rows: np.ndarray, size: int) -> list[np.ndarray]:
 def _filled(rows: np.ndarray, padding: int) -> np.ndarray:
     """Rows up to a multiple of the group size."""
     return np.pad(rows, (0, -len(rows) % LARGEST_GROUP), constant_values=padding)
-
-
-def _ahead(function: Callable[[Any], Any], items: Iterable) -> Iterator:
-    """Yields `function(item)` in order, the next few under way in threads.
-
-    A product keeps all cores busy, what follows it only one: so they overlap.
-    """
-    with ThreadPoolExecutor(_THREADS) as pool:
-        futures = collections.deque()
-        for item in items:
-            futures.append(pool.submit(function, item))
-            if len(futures) > _THREADS:
-                yield futures.popleft().result()
-        while futures:
-            yield futures.popleft().result()
