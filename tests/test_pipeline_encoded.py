@@ -111,6 +111,24 @@ def test_every_visit_of_an_image_has_its_own_seed():
     assert seen.tolist() == [[7, visit] for visit in range(12)]
 
 
+def test_an_augmentation_may_branch_in_python():
+    # What is ours is traced as it is; a user's `if` and `while` are still converted.
+    dataset = Dataset([flat_image(i) for i in range(12)], LABELS)
+
+    def bright_if_odd(encoded, seed):
+        image = tf.ensure_shape(tf.io.decode_image(encoded)[:1, :1, :1], (1, 1, 1))
+        if seed[1] % 2 == 1:
+            image = tf.fill((1, 1, 1), tf.constant(255, tf.uint8))
+        while image[0, 0, 0] < 200:
+            image += 100
+        return image
+
+    batches = balanced_batches(dataset, 2, 2, seed=7, augment=bright_if_odd)
+    seen = np.concatenate([images[:, 0, 0, 0] for images, _ in batches.take(3)])
+    assert (seen[1::2] == 255).all()
+    assert ((seen[::2] >= 200) & (seen[::2] < 255)).all()
+
+
 @pytest.mark.parametrize("cache", [False, True])
 def test_first_batch_goes_on_where_another_stopped(cache, tmp_path):
     dataset = as_dataset(numbered_bytes(), "paths", tmp_path)
