@@ -186,7 +186,7 @@ class CCPModel(Trainer):
         proximal_loss = self.proximal_loss()
         self._pair_loss_tracker.update_state(pair_loss)
         self._proximal_loss_tracker.update_state(proximal_loss)
-        loss = tf.add_n([pair_loss, proximal_loss, *self.losses])
+        loss = pair_loss + tf.cast(tf.add_n([proximal_loss, *self.losses]), "float32")
         self._loss_tracker.update_state(loss)
         return loss / distribute.num_replicas()
 

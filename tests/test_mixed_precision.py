@@ -46,6 +46,22 @@ def test_first_step_is_that_of_float32(name, policy):
     assert is_scaled == (policy == "mixed_float16")
 
 
+def test_a_float64_network_trains_as_a_float32_one():
+    single = make_model("contrastive", "float32")
+    keras.config.set_floatx("float64")
+    try:
+        double = make_model("contrastive", "float64")
+        double.set_weights(single.get_weights())
+        logs = double.train_on_batch(*batch(), return_dict=True)
+    finally:
+        keras.config.set_floatx("float32")
+    expected = single.train_on_batch(*batch(), return_dict=True)
+    assert double.embedder.weights[0].dtype == "float64"
+    assert logs["loss"] == pytest.approx(expected["loss"], rel=1e-6)
+    for weight, other in zip(double.get_weights(), single.get_weights(), strict=True):
+        np.testing.assert_allclose(weight, other, rtol=1e-4, atol=1e-4)
+
+
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("name", losses._BY_NAME)
 def test_ten_steps_stay_finite_and_learn(name, policy):

@@ -3,7 +3,7 @@ import pytest
 import tensorflow as tf
 
 from keras_ccp.layers import l2_normalize, lipschitz_normalize
-from keras_ccp.retrieval import covering_radius, evaluate, search
+from keras_ccp.retrieval import covering_radius, evaluate, score_queries, search
 
 METRICS = (
     "precision_at_1",
@@ -151,6 +151,29 @@ def test_any_chunk_size_gives_the_same_bits():
         assert result == evaluate(
             embeddings, labels, metrics=METRICS, chunk_size=chunk_size
         )
+
+
+def test_scores_of_each_query_have_the_same_bits_for_any_chunk_size():
+    # Classes of 17 to 31: beside a longer row, a shorter one is summed as alone.
+    rng = np.random.default_rng(0)
+    labels = np.repeat(np.arange(5), [17, 20, 23, 27, 31])
+    centers = rng.standard_normal((5, 3))[labels]
+    embeddings = (centers + 0.5 * rng.standard_normal((118, 3))).astype(np.float32)
+    expected = score_queries(embeddings, labels)
+    for chunk_size in (1, 5, 40):
+        scores = score_queries(embeddings, labels, chunk_size=chunk_size)
+        for name, values in scores.items():
+            np.testing.assert_array_equal(values, expected[name])
+
+
+@pytest.mark.parametrize(
+    ("query", "gallery"), [(1.0, [1e-17, 2e-17]), (1e10, [1e-7, 2e-7])]
+)
+def test_far_queries_tie_where_their_float64_differences_do(query, gallery):
+    # 1 - 1e-17 and 1 - 2e-17 are both 1 in float64: the lower index comes first.
+    gallery = np.array(gallery)[:, None]
+    _, indices = search(np.array([[query]]), gallery, 2)
+    assert indices.tolist() == [[0, 1]]
 
 
 def test_the_own_row_is_excluded_by_index():

@@ -109,7 +109,7 @@ class ContrastiveLoss(PairLoss):
     @property
     def reach(self) -> float:
         # Mining may look at all references, and so may the pairs of a subclass.
-        is_own = type(self).pairs is ContrastiveLoss.pairs
+        is_own = getattr(self.pairs, "__func__", None) is ContrastiveLoss.pairs
         return self.negative_margin if is_own and self.mining is None else super().reach
 
     def pairs(

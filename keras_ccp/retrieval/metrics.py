@@ -272,5 +272,6 @@ def _score(values, recalls, rows, hits, num_references):
             values["precision_at_r"][rows] = within.sum(axis=1) / num_references
         if "map_at_r" in values:
             precision = np.cumsum(within, axis=1) / place
-            total = np.where(within, precision, 0.0).sum(axis=1)
+            # One after the other: `sum` would group them by how many columns there are.
+            total = np.cumsum(np.where(within, precision, 0.0), axis=1)[:, -1]
             values["map_at_r"][rows] = total / num_references

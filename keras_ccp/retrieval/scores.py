@@ -43,12 +43,15 @@ class Scores:
         # u more, so that with some room for terms of second order
         #     |error| <= 1.01 * (dim + 9) * u * (|x||y| + |y|^2 / 2 + |x|^2 / 2),
         # the last for one set alone. The squared norms are float64 sums whatever the
-        # dtype; `tiny` is underflow.
+        # dtype; `tiny` is underflow. What is to be ordered are squares of float64
+        # differences, which have an error of their own: of a query far away it is more.
         largest = np.sqrt(of_gallery.max())
         sizes = largest * (np.sqrt(of_query) + largest / 2) + own / 2
         limits = np.finfo(dtype)
         relative = 1.01 * ((dim + 9) * limits.eps / 2 + dim * np.finfo(np.float64).eps)
-        self.error = relative * sizes + 4 * dim * limits.tiny
+        farthest = np.square(np.sqrt(of_query) + largest) / 2
+        of_differences = (dim + 9) * np.finfo(np.float64).eps * farthest
+        self.error = relative * sizes + of_differences + 4 * dim * limits.tiny
 
         for table, ones, halves, squares in (
             (self._query, dim, dim + 1, own),
