@@ -8,6 +8,9 @@ _EXTRA = 32
 # Where the groups that are reached hold more than one score in so many, it is quicker
 # to look at all scores.
 _DENSE = 16
+# Maxima of smaller groups take longer than to compare all scores with a bar that an
+# earlier part has set.
+_SMALLEST_GROUP = 16
 # Sorts last, and reads as a score of NaN.
 _NO_KEY = np.int64(2**63 - 1)
 # Below every score but that of padding.
@@ -37,6 +40,7 @@ class Shortlist:
         self._limit = 2 * wanted + _EXTRA
         self._margin = 2.0 * error
         self._bar = np.full(len(error), _LOWEST)
+        self._has_bar = False
         self._crowded = np.zeros(len(error), bool)
         # Sorted; what a row has not is _NO_KEY.
         self._keys = np.empty((len(error), 0), np.int64)
@@ -56,15 +60,21 @@ class Shortlist:
                 read along its memory as well.
             members: `(count,)` ints, the gallery rows.
         """
+        flat = scores.ravel(order="K")
         in_rows = scores.flags.c_contiguous
         steps = (scores.shape[1], 1) if in_rows else (1, len(scores))
-        flat = scores.ravel(order="K")
-        query, place, stride = self._reached_groups(scores, in_rows)
-        group = scores.shape[1] // stride
-        if len(query) * group > scores.size / _DENSE:
-            bar = np.full((len(scores), 1), np.inf, np.float32)
-            bar[: len(self._bar), 0] = self._bar
-            query, place = _true_places(scores >= bar)
+        group = self._group_size(scores.shape[1])
+        at_once = self._has_bar and group < _SMALLEST_GROUP
+        if at_once:
+            reached = self._reaching(scores)
+            # Unless this part is so much nearer that the bar has to rise first.
+            at_once = np.count_nonzero(reached) <= len(self._bar) * self._limit
+        if not at_once:
+            query, place, stride = self._reached_groups(scores, group)
+            if len(query) * group > scores.size / _DENSE:
+                at_once, reached = True, self._reaching(scores)
+        if at_once:
+            query, place = _true_places(reached)
             values = flat.take(query * steps[0] + place * steps[1])
         else:
             places = place[:, None] + stride * np.arange(group)
@@ -72,13 +82,24 @@ class Shortlist:
             inside = values >= self._bar[query, None]
             query = np.repeat(query, np.count_nonzero(inside, axis=1))
             place, values = places[inside], values[inside]
+        self._has_bar = True
         self._parts.append((query, _pack(values, members[place])))
         self._unsorted += len(query)
         # Now and then, so that what was listed under a low bar does not pile up.
         if self._unsorted > len(self._bar) * self._limit:
             self._merge()
 
-    def _reached_groups(self, scores, in_rows):
+    def _group_size(self, count):
+        group = min(self._group, count / (2 * self.wanted), LARGEST_GROUP)
+        return 1 << max(0, int(group).bit_length() - 1)  # a power of two
+
+    def _reaching(self, scores):
+        """Whether each score reaches the bar of its query."""
+        bar = np.full((len(scores), 1), np.inf, np.float32)
+        bar[: len(self._bar), 0] = self._bar
+        return scores >= bar
+
+    def _reached_groups(self, scores, group):
         """Groups of scores whose highest reaches the bar, now raised.
 
         A group is strided: neighbouring rows, often of one class, fall in different
@@ -88,11 +109,8 @@ class Shortlist:
             Queries, ascending, and numbers of their groups; and how many groups each
             query has, which is also the step from one score of a group to the next.
         """
-        count = scores.shape[1]
-        group = min(self._group, count / (2 * self.wanted), LARGEST_GROUP)
-        group = 1 << max(0, int(group).bit_length() - 1)  # a power of two
-        stride = count // group
-        if in_rows:
+        stride = scores.shape[1] // group
+        if scores.flags.c_contiguous:
             maxima = scores.reshape(-1, group, stride).max(axis=1)
         else:
             maxima = scores.T.reshape(group, stride, -1).max(axis=0).T
@@ -171,6 +189,12 @@ class Shortlist:
 
 def _true_places(which):
     """Rows, ascending, and columns of what is true; np.nonzero takes much longer."""
+    if not which.flags.c_contiguous:
+        column, row = _true_places(which.T)
+        # numpy sorts 16 bits in linear time.
+        key = row.astype(np.uint16) if len(which) < 2**16 else row
+        order = np.argsort(key, kind="stable")
+        return row[order], column[order]
     found = np.flatnonzero(which)
     rows, columns = which.shape
     ends = np.searchsorted(found, np.arange(rows + 1) * columns)
