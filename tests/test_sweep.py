@@ -52,6 +52,26 @@ def test_a_shortlist_has_all_that_the_error_cannot_rule_out():
     np.testing.assert_array_equal(values, np.float32([[0.9, 0.5, 0.31]]))
 
 
+def test_a_query_that_all_of_a_part_reaches_is_thinned_out():
+    # Of 200 queries two find the second part nearer than all of the first, one of them
+    # in equal scores. The longest list is what all of them take memory for.
+    rng = np.random.default_rng(2)
+    scores = rng.standard_normal((200, 2048)).astype(np.float32)
+    scores[2:, :1024] += 10
+    scores[:2, :1024] -= 100
+    scores[1, 1024:] = 1.0
+    for order in (np.ascontiguousarray, np.asfortranarray):
+        shortlist = Shortlist(60, 2048, np.full(200, 1e-6))
+        for members in np.split(np.arange(2048), 2):
+            shortlist.add(order(scores[:, members]), members)
+            for query, _ in shortlist._parts:
+                assert np.bincount(query).max() <= 2 * 60 + 32
+        crowded, values, _ = shortlist.finish()
+        assert np.flatnonzero(crowded).tolist() == [1]
+        best = np.sort(np.delete(scores, 1, axis=0), axis=1)[:, ::-1][:, :60]
+        np.testing.assert_array_equal(values[:, :60], best)
+
+
 def test_too_many_near_ties_are_given_up():
     rng = np.random.default_rng(1)
     scores = rng.standard_normal((3, 512)).astype(np.float32)

@@ -14,7 +14,7 @@ from keras_ccp.datasets import Dataset
 from keras_ccp.pipeline.augmentation import small_image_augmentation
 from keras_ccp.pipeline.balanced_indices import balanced_indices
 from keras_ccp.pipeline.decoding import decode_center_crop
-from keras_ccp.pipeline.encoded_batches import encoded_batches, traced
+from keras_ccp.pipeline.encoded_batches import decoder, encoded_batches
 from keras_ccp.pipeline.image_augmentation import (
     conventional_augmentation,
     mlrc_augmentation,
@@ -165,7 +165,7 @@ def _decoded(
         return images, tf.gather(labels, rows)
 
     labels = tf.constant(dataset.labels)  # small, and without a call of Python
-    return encoded_batches(batches, dataset.images, traced(decode), label, size, cache)
+    return encoded_batches(batches, dataset.images, decoder(decode), label, size, cache)
 
 
 def _check_augment(augment: Any) -> None:

@@ -16,23 +16,21 @@ Reader = Callable[[np.ndarray], np.ndarray]
 _as_it_is = tf.autograph.experimental.do_not_convert
 
 
-def traced(decode: Decode) -> tf.types.experimental.ConcreteFunction:
-    """Traces the decoding of one image.
-
-    What `decode` refuses is an error here, and not at the first batch.
+def decoder(decode: Decode) -> tf.types.experimental.PolymorphicFunction:
+    """Makes a function for `encoded_batches` that is traced once, when it is needed.
 
     Args:
         decode: Maps a scalar string, the bytes of a file, and the scalar int64 number
             of the image in the sequence to an image of known shape.
     """
     signature = [tf.TensorSpec((), tf.string), tf.TensorSpec((), tf.int64)]
-    return tf.function(decode, input_signature=signature).get_concrete_function()
+    return tf.function(decode, input_signature=signature)
 
 
 def encoded_batches(
     index_batches: tf.data.Dataset,
     images: np.ndarray,
-    decode: tf.types.experimental.ConcreteFunction,
+    decode: tf.types.experimental.PolymorphicFunction,
     finish: Finish,
     batch_size: int,
     cache: bool = False,
@@ -47,7 +45,7 @@ def encoded_batches(
         index_batches: Batches `(step, rows)`: scalar int64 0, 1, 2... and `(k,)` int64
             indices into `images`, k = `batch_size` in all but the last.
         images: `(n,)` object array of paths (`str`) or of encoded `bytes`.
-        decode: What `traced` returned.
+        decode: What `decoder` returned.
         finish: Makes an element of the `(k, ...)` images and `(k,)` rows of a batch.
         batch_size: Images in a batch.
         cache: Keep the bytes of files in memory once they are read.
@@ -59,6 +57,8 @@ def encoded_batches(
     are_paths = isinstance(images[0], str)
     reads_in_graph = are_paths and not cache
     load = _cached_reader(images) if are_paths and cache else _reader(images)
+    # Here, so that what it refuses is an error now and not at the first batch.
+    decode = decode.get_concrete_function()
     shape, dtype = decode.output_shapes, decode.output_dtypes
 
     def name(row: int) -> bytes:

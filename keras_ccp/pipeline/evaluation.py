@@ -1,6 +1,5 @@
 """Finite labelled images for evaluation and for choosing proxies."""
 
-import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,7 +10,7 @@ from keras_ccp.arguments import as_array, check_finite, check_int
 from keras_ccp.datasets import Dataset, check_ids, check_labels
 from keras_ccp.pipeline.balanced import gather
 from keras_ccp.pipeline.decoding import decode_center_crop
-from keras_ccp.pipeline.encoded_batches import encoded_batches, numbered, traced
+from keras_ccp.pipeline.encoded_batches import decoder, encoded_batches, numbered
 
 
 class EvaluationData:
@@ -48,6 +47,12 @@ class EvaluationData:
             self.labels = _stream_labels(data, name)
         elif isinstance(data, Dataset) and data.is_encoded:
             self._encoded, self.labels = data, data.labels
+            # Traced once: for each `batches` it would take a good part of a second.
+            self._decode = decoder(
+                lambda encoded, number: decode_center_crop(
+                    encoded, data.size, data.short_side
+                )
+            )
         elif isinstance(data, Dataset):
             self._images, self.labels = data.images, data.labels
         else:
@@ -142,16 +147,6 @@ class EvaluationData:
         """
         labels = tf.data.Dataset.from_tensor_slices(self.labels).batch(batch_size)
         return tf.data.Dataset.zip(self.batches(batch_size=batch_size), labels)
-
-    @functools.cached_property
-    def _decode(self) -> tf.types.experimental.ConcreteFunction:
-        data = self._encoded
-
-        def decode(encoded: tf.Tensor, number: tf.Tensor) -> tf.Tensor:
-            return decode_center_crop(encoded, data.size, data.short_side)
-
-        # Once: for each `batches` it would take a good part of a second.
-        return traced(decode)
 
     def _decoded_batches(
         self, rows: np.ndarray | None, batch_size: int

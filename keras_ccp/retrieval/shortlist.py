@@ -75,6 +75,10 @@ class Shortlist:
                 at_once, reached = True, self._reaching(scores)
         if at_once:
             query, place = _true_places(reached)
+            many = np.bincount(query, minlength=len(self._bar)) > self._limit
+            if many.any():
+                self._thin_out(scores, reached, np.flatnonzero(many))
+                query, place = _true_places(reached)
             values = flat.take(query * steps[0] + place * steps[1])
         else:
             places = place[:, None] + stride * np.arange(group)
@@ -98,6 +102,19 @@ class Shortlist:
         bar = np.full((len(scores), 1), np.inf, np.float32)
         bar[: len(self._bar), 0] = self._bar
         return scores >= bar
+
+    def _thin_out(self, scores, reached, queries):
+        """Raises the bar of queries that too many scores reach, or gives them up."""
+        of_them = scores[queries]
+        kth = scores.shape[1] - self.wanted
+        self._raise_bar(queries, np.partition(of_them, kth, axis=1)[:, kth])
+        of_them = of_them >= self._bar[queries, None]
+        too_many = np.count_nonzero(of_them, axis=1) > self._limit
+        of_them[too_many] = False
+        reached[queries] = of_them
+        crowded = np.zeros(len(self._bar), bool)
+        crowded[queries[too_many]] = True
+        self._give_up(crowded)
 
     def _reached_groups(self, scores, group):
         """Groups of scores whose highest reaches the bar, now raised.
