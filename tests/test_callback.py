@@ -369,8 +369,11 @@ def test_position_in_the_callback_list_does_not_matter():
     _, _, first = fitted(callbacks=[before], position=0)
     keras.utils.set_random_seed(0)
     _, _, last = fitted(callbacks=[after], position=1)
-    assert before.seen == after.seen == first.history["val_map_at_r"]
-    assert first.history == last.history
+    assert before.seen == first.history["val_map_at_r"]
+    assert after.seen == last.history["val_map_at_r"]
+    # Two trainings in several threads may differ in the last bit.
+    for name, values in first.history.items():
+        np.testing.assert_allclose(values, last.history[name], rtol=1e-6)
 
 
 def test_second_fit_starts_afresh():
