@@ -104,7 +104,7 @@ class Shortlist:
         return scores >= bar
 
     def _thin_out(self, scores, reached, queries):
-        """Raises the bar of queries that too many scores reach, or gives them up."""
+        """Raises the bar of queries that many scores reach, or gives them up."""
         of_them = scores[queries]
         kth = scores.shape[1] - self.wanted
         self._raise_bar(queries, np.partition(of_them, kth, axis=1)[:, kth])
@@ -133,18 +133,9 @@ class Shortlist:
             maxima = scores.T.reshape(group, stride, -1).max(axis=0).T
         maxima = maxima[: len(self._bar)]
         reached = maxima >= self._bar[:, None]
-        number = np.count_nonzero(reached, axis=1)
-        many = np.flatnonzero(number > self.wanted)
+        many = np.flatnonzero(np.count_nonzero(reached, axis=1) > self.wanted)
         if many.size:
-            of_many = maxima[many]
-            kth = stride - self.wanted
-            self._raise_bar(many, np.partition(of_many, kth, axis=1)[:, kth])
-            reached[many] = of_many >= self._bar[many, None]
-            number[many] = np.count_nonzero(reached[many], axis=1)
-        crowded = number > self._limit
-        if crowded.any():
-            self._give_up(crowded)
-            reached[crowded] = False
+            self._thin_out(maxima, reached, many)
         return *_true_places(reached), stride
 
     def finish(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
