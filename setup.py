@@ -74,13 +74,14 @@ setup(
         "keras_ccp": [
             f"datasets/**/*.{ending}" for ending in ("png", "txt", "npz", "xz", "bin")
         ]
-        + ["**/*.j2", "report/*.css", "report/*.js"]
+        + ["**/*.j2", "app/report/*.css", "app/report/*.js"]
     },
     # Only what the package imports at run time.
     install_requires=[
         "tensorflow>=2.20,<2.22",
         "keras>=3.10",  # below it MirroredStrategy trains wrong
         "numpy>=2,<3",
+        "filelock>=3.12",
         "jinja2>=3.1",  # pages of reports and searches
         "ml-dtypes",  # bfloat16 in backups; TensorFlow brings it too
         # What the `keras-ccp` command and its configurations stand on.
@@ -91,5 +92,5 @@ setup(
         "typer>=0.12",
     ],
     extras_require=EXTRAS,
-    entry_points={"console_scripts": ["keras-ccp=keras_ccp.cli:main"]},
+    entry_points={"console_scripts": ["keras-ccp=keras_ccp.app.cli:main"]},
 )

@@ -61,8 +61,8 @@ def measure(devices: int, arguments: argparse.Namespace) -> dict:
     import keras
     import tensorflow as tf
 
-    from keras_ccp.config import DistributionConfig
-    from keras_ccp.strategies import make_strategy
+    from keras_ccp.app.config import DistributionConfig
+    from keras_ccp.distribute import make_strategy
 
     keras.config.set_dtype_policy(arguments.policy)
     kind = "mirrored" if devices > 1 else "none"

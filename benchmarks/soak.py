@@ -37,7 +37,7 @@ class SwitchAtEachEpoch(keras.callbacks.Callback):
         self.megabytes = []
 
     def on_epoch_end(self, epoch, logs=None):
-        self.callback.switch()
+        self.callback.project()
         gc.collect()
         self.megabytes.append(resident_megabytes())
 

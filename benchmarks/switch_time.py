@@ -1,6 +1,6 @@
 """What a switch of CCPCallback costs at SOP's size, beyond embedding the pool.
 
-`callback.switch()` restores the best weights, freezes a copy, draws pool images,
+`callback.project()` restores the best weights, freezes a copy, draws pool images,
 embeds them, chooses new proxies among them and resets the optimizer's slots. Here the
 embedder is BN-Inception, and its forward passes are left out: embeddings that were made
 before take their place. What is left must be small beside them.
@@ -78,12 +78,12 @@ def forward_seconds(embedder: keras.Model, images: int) -> float:
 def measure(num_classes: int, pool_size: int, proxies: int, rounds: int) -> dict:
     """Seconds of switches, and what the forward passes would take."""
     callback = make_callback(num_classes, pool_size, proxies)
-    callback.switch()
+    callback.project()
     seconds, processor = [], []
     for epoch in range(1, rounds + 1):
         callback.on_epoch_end(epoch, {})  # the best of the problem, to be restored
         start, processor_start = time.perf_counter(), time.process_time()
-        callback.switch()
+        callback.project()
         seconds.append(time.perf_counter() - start)
         processor.append(time.process_time() - processor_start)
     callback.on_epoch_end(rounds + 1, {})

@@ -33,8 +33,8 @@ from keras_ccp import (
     retrieval,
 )
 from keras_ccp.backbones import resnet20_v2, small_cnn
-from keras_ccp.projection_log import ProjectionLog, load_projections
-from keras_ccp.projections import Projection, measure, proxy_spreads
+from keras_ccp.monitor.projection_log import ProjectionLog, load_projections
+from keras_ccp.monitor.projections import Projection, measure, proxy_spreads
 
 # MAP@R, mean covering radius and mean inter-class distance, problem by problem.
 PAPER = [

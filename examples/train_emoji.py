@@ -88,7 +88,7 @@ def train(
         # weights than the best of 40 evaluations on 96 images is worth; so nothing is
         # taken back, neither at a switch nor at the end.
         restore_best=False,
-        restore_on_switch=False,
+        restore_on_projection=False,
         seed=seed,
     )
     batches = balanced_batches(

@@ -1,16 +1,14 @@
 """Deep metric learning with chance constraints, in TensorFlow and Keras."""
 
-from keras_ccp import backbones, datasets, losses, pipeline, plots, retrieval
+from keras_ccp import backbones, datasets, losses, pipeline, retrieval
 from keras_ccp.backup import Backup
-from keras_ccp.callback import CCPCallback
-from keras_ccp.embedder import build_embedder
+from keras_ccp.callback import CCPCallback, WarmUp
 from keras_ccp.k_center import k_center_greedy
-from keras_ccp.layers import LipschitzNormalization
-from keras_ccp.model import CCPModel
+from keras_ccp.layers import LipschitzNormalization, build_embedder
+from keras_ccp.model import CCPModel, ProxyBank
+from keras_ccp.monitor import plots
+from keras_ccp.monitor.projection_log import ProjectionLog
 from keras_ccp.pipeline import balanced_batches
-from keras_ccp.projection_log import ProjectionLog
-from keras_ccp.proxies import ProxyBank
-from keras_ccp.warm_up import WarmUp
 
 __version__ = "0.1.0"
 

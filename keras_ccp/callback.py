@@ -1,26 +1,322 @@
 """CCPCallback: MAP@R on held-out classes decides when the next problem begins."""
 
+import contextlib
+import dataclasses
 import logging
+from collections.abc import Iterator
 from typing import Any
 
+import keras
 import numpy as np
 
 from keras_ccp import retrieval
-from keras_ccp.arguments import check_int, check_number
-from keras_ccp.best_weights import BestWeights
-from keras_ccp.image_checks import (
+from keras_ccp.checks import check_int, check_number
+from keras_ccp.distribute import has_workers
+from keras_ccp.k_center import k_center_greedy
+from keras_ccp.model import (
+    CCPModel,
     check_evaluation_images,
     check_has_pairs,
+    reset_slots,
     warn_of_shared_images,
 )
-from keras_ccp.model import CCPModel
+from keras_ccp.monitor.projections import reference_embeddings
 from keras_ccp.pipeline import EvaluationData
-from keras_ccp.pool import Pool
-from keras_ccp.problem_events import ProblemEvents
-from keras_ccp.projections import reference_embeddings
-from keras_ccp.proxies import reset_slots
+
+
+@dataclasses.dataclass
+class BestWeights:
+    """Highest MAP@R of a problem or of the run, and the weights that gave it.
+
+    Args:
+        map_at_r: float, lower than any without weights.
+        embedder_weights: arrays of the embedder, or `None` for nothing kept.
+        references: arrays of the reference bank, or `None` without one.
+    """
+
+    map_at_r: float = -np.inf
+    embedder_weights: list[np.ndarray] | None = None
+    references: list[np.ndarray] | None = None
+
+    @classmethod
+    def of(cls, model: CCPModel, map_at_r: float = -np.inf) -> "BestWeights":
+        """Keeps the weights as they are now.
+
+        Args:
+            model: model whose embedder and references are kept.
+            map_at_r: float, what the weights reach.
+        """
+        bank = model.reference_bank
+        references = None if bank is None else bank.get_weights()
+        return cls(map_at_r, model.embedder.get_weights(), references)
+
+    def restore(self, model: CCPModel) -> None:
+        """Gives the weights back, if there are any.
+
+        Args:
+            model: model the weights were taken from.
+        """
+        if self.embedder_weights is not None:
+            # As `set_weights`, without its checks of hundreds of shapes.
+            weights = model.embedder.weights
+            for weight, value in zip(weights, self.embedder_weights, strict=True):
+                weight.value.assign(value, read_value=False)
+        if self.references is not None:
+            model.reference_bank.set_weights(self.references)
+
+    def get_state(self) -> dict[str, Any]:
+        """The fields, lists as dicts by position and without those that are `None`."""
+        state = {"map_at_r": self.map_at_r}
+        for field in ("embedder_weights", "references"):
+            if (weights := getattr(self, field)) is not None:
+                state[field] = {str(i): weight for i, weight in enumerate(weights)}
+        return state
+
+    @classmethod
+    def from_state(cls, state: dict[str, Any]) -> "BestWeights":
+        """What `get_state` was called on.
+
+        Args:
+            state: what `get_state` returned, `map_at_r` also as an array.
+        """
+        weights = [
+            list(state[field].values()) if field in state else None
+            for field in ("embedder_weights", "references")
+        ]
+        return cls(float(state["map_at_r"]), *weights)
+
 
 logger = logging.getLogger("keras_ccp")
+
+
+class Pool:
+    """Draws images of each class and chooses new proxies among them.
+
+    Args:
+        data: images of all training classes.
+        pool_size: int, images to draw of each class; a smaller class gives all.
+        seed: int, decides which images are drawn, or `None` for a random one.
+    """
+
+    def __init__(self, data: EvaluationData, pool_size: int, seed: int | None):
+        self.data = data
+        self.pool_size = pool_size
+        self.has_seed = seed is not None
+        self.seed = np.random.SeedSequence().entropy if seed is None else int(seed)
+
+    def check(self, num_classes: int, proxies_per_class: int) -> None:
+        """Raises if the pool cannot give proxies to each class.
+
+        Args:
+            num_classes: int, number of training classes.
+            proxies_per_class: int, proxies to be chosen of each class.
+
+        Raises:
+            ValueError: if a class is missing or not one of the training classes.
+        """
+        labels = self.data.labels
+        if labels.max() >= num_classes:
+            raise ValueError(
+                f"`pool` must have labels from 0 to {num_classes - 1} "
+                f"(num_classes={num_classes}). Received: label {labels.max()}"
+            )
+        sizes = np.bincount(labels, minlength=num_classes)
+        missing = np.flatnonzero(sizes == 0)
+        if missing.size:
+            raise ValueError(
+                f"`pool` must have images of each of the model's {num_classes} "
+                f"classes. Received: none of {missing.size} classes, "
+                f"the first is class {missing[0]}"
+            )
+        wanted = max(self.pool_size, proxies_per_class)
+        small = int((sizes < wanted).sum())
+        if small:
+            logger.info(
+                "%d of %d pool classes have fewer than %d images: all of them are "
+                "candidates, and proxies repeat where there are more proxies",
+                small,
+                num_classes,
+                wanted,
+            )
+
+    def choose(
+        self, model: CCPModel, covered: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray] | None:
+        """Embeds freshly drawn images and picks among them by greedy K-Center.
+
+        Args:
+            model: model whose embedder is used as it is now.
+            covered: `(num_classes, m, dim)` points that are covered already.
+
+        Returns:
+            `(num_classes, proxies_per_class)` rows of the pool that were picked and
+            their `(num_classes, proxies_per_class, dim)` embeddings, or `None` if an
+            embedding is not finite.
+
+        Raises:
+            ValueError: if several processes would draw with seeds of their own.
+        """
+        if not self.has_seed and has_workers(model.distribute_strategy):
+            raise ValueError(
+                "`seed` must be an integer where several workers train, so that all "
+                "of them choose the same proxies. Received: seed=None"
+            )
+        # Each problem has a generator of its own, so that a run which is resumed
+        # draws what it would have drawn.
+        rng = np.random.default_rng([self.seed, int(model.num_projections.numpy())])
+        rows, mask = draw_pool(self.data.labels, model.num_classes, self.pool_size, rng)
+        drawn = np.sort(rows[mask])
+        embeddings = model.predict(self.data.batches(drawn), verbose=0)
+        if not np.isfinite(embeddings).all():
+            return None
+        # What has no image is masked, and only needs to be finite.
+        places = np.searchsorted(drawn, np.where(mask, rows, drawn[0]))
+        candidates = embeddings[places]
+        picks = k_center_greedy(candidates, covered, model.proxies_per_class, mask)
+        places = np.take_along_axis(places, picks, axis=1)
+        return drawn[places], embeddings[places]
+
+    def images(self, rows: np.ndarray) -> np.ndarray:
+        """Reads some images of the pool.
+
+        Args:
+            rows: `(num_classes, k)` rows of the pool.
+
+        Returns:
+            `(num_classes, k, height, width, channels)` images.
+        """
+        read, positions = np.unique(rows, return_inverse=True)
+        images = np.concatenate(list(self.data.batches(read).as_numpy_iterator()))
+        return images[positions.reshape(rows.shape)]
+
+
+def draw_pool(
+    labels: np.ndarray, num_classes: int, pool_size: int, rng: np.random.Generator
+) -> tuple[np.ndarray, np.ndarray]:
+    """Draws images of each class without repetition.
+
+    Args:
+        labels: `(n,)` int class of each image, every class present.
+        num_classes: int, number of classes.
+        pool_size: int, images to draw of each class; a smaller class gives all.
+        rng: source of randomness.
+
+    Returns:
+        `rows`, `(num_classes, pool_size)` int indices into `labels`, and `mask` of
+        the same shape, `False` where a class has no further image.
+    """
+    order = rng.permutation(len(labels))
+    order = order[np.argsort(labels[order], kind="stable")]
+    sizes = np.bincount(labels, minlength=num_classes)
+    starts = np.cumsum(sizes) - sizes
+    positions = np.arange(pool_size)
+    mask = positions < sizes[:, None]
+    rows = order[np.where(mask, starts[:, None] + positions, 0)]
+    return rows, mask
+
+
+class ProblemEvents(keras.callbacks.Callback):
+    """A callback that tells the others when a proxy problem has ended.
+
+    Each callback of the `fit` that has the method is called as
+    `on_projection(best, is_last)`: with the best weights and proxies of the problem
+    (`BestWeights`), and whether the training ends with it. Where it does not, the model
+    has the proxies of the next problem by then, and `model.num_projections` counts the
+    switch. `at_best(model, best)` goes back for the length of a `with` block.
+    """
+
+    _listeners: list[keras.callbacks.Callback] = []
+
+    def set_callbacks(self, callbacks: list[keras.callbacks.Callback]) -> None:
+        """Takes those that listen; `CCPModel.fit` calls it.
+
+        Args:
+            callbacks: all callbacks of the `fit`.
+        """
+        self._listeners = [c for c in callbacks if hasattr(c, "on_projection")]
+
+    def tell_problem_end(self, best: BestWeights, is_last: bool) -> None:
+        """Calls the callbacks that listen, if the problem was evaluated at all.
+
+        Args:
+            best: the best weights of the problem.
+            is_last: bool, whether no problem follows.
+        """
+        if best.embedder_weights is not None:
+            for listener in self._listeners:
+                listener.on_projection(best, is_last)
+
+
+@contextlib.contextmanager
+def at_best(model: CCPModel, best: BestWeights) -> Iterator[None]:
+    """Gives a model other weights and proxies for the length of a `with` block.
+
+    Args:
+        model: model the weights were taken from.
+        best: weights to have inside of the block.
+    """
+    current = BestWeights.of(model)
+    best.restore(model)
+    try:
+        yield
+    finally:
+        current.restore(model)
+
+
+class WarmUp(keras.callbacks.Callback):
+    """Trains the embedding head (and the proxies) alone for the first epochs.
+
+    A head with random weights would send random gradients into a pretrained backbone.
+    While it warms up, every layer of the embedder but the last one with weights is
+    frozen, batch-norm statistics included. The published runs of ProxyAnchor,
+    ProxyNCA++ and SoftTriple warm up for one epoch; those of CCP do not.
+
+    Args:
+        epochs: int, epochs in which the head is trained alone. Defaults to 1.
+
+    Raises:
+        TypeError: if `epochs` is not an integer.
+        ValueError: if `epochs` is below 1.
+    """
+
+    def __init__(self, epochs: int = 1):
+        super().__init__()
+        check_int("epochs", epochs, minimum=1)
+        self.epochs = epochs
+        self._frozen: list[keras.layers.Layer] = []
+
+    def on_epoch_begin(self, epoch, logs=None):
+        if epoch >= self.epochs:
+            self.thaw()
+        elif not self._frozen:
+            self._freeze()
+
+    def on_train_end(self, logs=None):
+        self.thaw()
+
+    def _freeze(self) -> None:
+        if not isinstance(self.model, CCPModel):
+            raise TypeError(
+                "WarmUp needs a `CCPModel`. "
+                f"Received: type(model)={type(self.model).__name__}"
+            )
+        trained = [
+            layer for layer in self.model.embedder.layers if layer.trainable_weights
+        ]
+        self._frozen = trained[:-1]
+        self._set_trainable(False)
+
+    def thaw(self) -> None:
+        """Ends the warm-up; `CCPModel.fit` calls it also where it is interrupted."""
+        if self._frozen:
+            self._set_trainable(True)
+            self._frozen = []
+
+    def _set_trainable(self, trainable: bool) -> None:
+        for layer in self._frozen:
+            layer.trainable = trainable
+        # What is trainable was baked into the step when it was traced.
+        self.model.make_train_function(force=True)
 
 
 class CCPCallback(ProblemEvents):
@@ -30,7 +326,7 @@ class CCPCallback(ProblemEvents):
     the end of each epoch the validation images are embedded and `val_map_at_r`,
     `val_precision_at_1`, `val_precision_at_r` and `projection` (the number of
     switches so far) are written into the logs. After `patience` epochs without
-    improvement the problem is over and `switch()` begins the next one. At the end
+    improvement the problem is over and `project()` begins the next one. At the end
     of the training the best weights of the whole run are restored. One Keras epoch
     is one evaluation interval: choose it by `steps_per_epoch`.
 
@@ -56,7 +352,7 @@ class CCPCallback(ProblemEvents):
             Training goes on after the last. Defaults to `None`.
         restore_best: bool, end with the best weights of the run. Defaults to
             `True`.
-        restore_on_switch: bool, go on from the best weights of the ended problem
+        restore_on_projection: bool, go on from the best weights of the ended problem
             instead of the current ones. Defaults to `True`, the paper's way;
             `False` is that of its published code.
         seed: int, decides which images are drawn, or `None` for a random one.
@@ -80,7 +376,7 @@ class CCPCallback(ProblemEvents):
         stop_patience: int = 60,
         max_projections: int | None = None,
         restore_best: bool = True,
-        restore_on_switch: bool = True,
+        restore_on_projection: bool = True,
         seed: int | None = None,
     ):
         super().__init__()
@@ -99,7 +395,7 @@ class CCPCallback(ProblemEvents):
         self.stop_patience = stop_patience
         self.max_projections = max_projections
         self.restore_best = restore_best
-        self.restore_on_switch = restore_on_switch
+        self.restore_on_projection = restore_on_projection
         self._reset()
 
     def _reset(self) -> None:
@@ -164,7 +460,7 @@ class CCPCallback(ProblemEvents):
         if self._wait_of_run >= self.stop_patience:
             self._stop(f"no improvement in {self.stop_patience} evaluations")
         elif self._switches and self.wait >= self.patience and self._may_switch:
-            self.switch()
+            self.project()
 
     def on_train_end(self, logs=None):
         self.tell_problem_end(self._best_of_problem, is_last=True)
@@ -184,10 +480,10 @@ class CCPCallback(ProblemEvents):
             return None
         return retrieval.evaluate(embeddings, self.validation.labels)
 
-    def switch(self) -> None:
+    def project(self) -> None:
         """Ends the current problem and begins the next one.
 
-        The best weights of the problem are restored (with `restore_on_switch`) and
+        The best weights of the problem are restored (with `restore_on_projection`) and
         frozen, and its best proxies give way to pool images that K-Center chooses
         to cover what they do not.
 
@@ -196,15 +492,15 @@ class CCPCallback(ProblemEvents):
         """
         if not self._switches:
             raise ValueError(
-                "`switch` needs a model with proxies. Received: proxies_per_class=0"
+                "`project` needs a model with proxies. Received: proxies_per_class=0"
             )
         best = self._best_of_problem
-        if not self.restore_on_switch:
+        if not self.restore_on_projection:
             current = self.model.embedder.get_weights()
         best.restore(self.model)
         self.model.take_snapshot()
         converged = reference_embeddings(self.model)
-        if not self.restore_on_switch:
+        if not self.restore_on_projection:
             self.model.embedder.set_weights(current)
         if not self._choose_references(covered=converged):
             self._stop("the embeddings of `pool` are no longer finite")

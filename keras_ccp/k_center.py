@@ -5,7 +5,7 @@ Source: "Deep Metric Learning with Chance Constraints" (arXiv 2209.09060), Algor
 
 import numpy as np
 
-from keras_ccp.arguments import as_array, as_floats, check_finite, check_int
+from keras_ccp.checks import as_array, as_floats, check_finite, check_int
 
 # Classes handled at once: keeps the working set in cache and the memory flat.
 _CHUNK_BYTES = 2**22

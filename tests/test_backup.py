@@ -17,7 +17,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from keras_ccp import CCPCallback, CCPModel, build_embedder, checkpoint, losses
+from keras_ccp import CCPCallback, CCPModel, build_embedder, losses
+from keras_ccp import backup as checkpoint
 from keras_ccp.backup import Backup
 from keras_ccp.datasets import Dataset
 from keras_ccp.pipeline import balanced_batches

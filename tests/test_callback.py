@@ -7,10 +7,11 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from keras_ccp import CCPCallback, CCPModel, build_embedder, losses, pool
+from keras_ccp import CCPCallback, CCPModel, build_embedder, losses
+from keras_ccp import callback as pool
 from keras_ccp.datasets import Dataset
+from keras_ccp.model import reset_slots
 from keras_ccp.pipeline import balanced_batches
-from keras_ccp.proxies import reset_slots
 
 
 class IdentityEmbedder(keras.layers.Layer):
@@ -79,7 +80,7 @@ def test_state_machine_equals_the_published_codes(golden, monkeypatch):
     # The oracle's sampler returns 1, 2, 3, ... in turn.
     data = (pixels(range(1, 31)), np.zeros(30, int))
     callback = CCPCallback(
-        data, VALIDATION, pool_size=3, patience=3, restore_on_switch=False, seed=0
+        data, VALIDATION, pool_size=3, patience=3, restore_on_projection=False, seed=0
     )
     callback.set_model(model)
     callback.on_train_begin()
@@ -404,8 +405,8 @@ def test_pairwise_model_is_evaluated_and_never_switches():
     callback, _, history = fitted(model=model)
     assert max(history.history["projection"]) == 0
     assert callback.evaluate()["map_at_r"] == max(history.history["val_map_at_r"])
-    with pytest.raises(ValueError, match="`switch` needs a model with proxies"):
-        callback.switch()
+    with pytest.raises(ValueError, match="`project` needs a model with proxies"):
+        callback.project()
 
 
 def test_starting_proxies_are_pool_embeddings():
@@ -432,8 +433,8 @@ def test_small_pool_classes_repeat_and_say_so_once(caplog):
     callback.set_model(model)
     with caplog.at_level(logging.INFO, logger="keras_ccp"):
         callback.on_train_begin()
-        callback.switch()
-        callback.switch()
+        callback.project()
+        callback.project()
     said = [r for r in caplog.records if "fewer than" in r.getMessage()]
     assert len(said) == 1
     assert said[0].getMessage().startswith("2 of 3 pool classes have fewer than 4")

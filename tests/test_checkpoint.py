@@ -9,8 +9,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from keras_ccp import checkpoint
-from keras_ccp.checkpoint import (
+from keras_ccp import backup as checkpoint
+from keras_ccp.backup import (
     load_latest,
     read_arrays,
     save_checkpoint,

@@ -9,7 +9,7 @@ from look_alikes import write_in_shop
 from typer.main import get_command
 from typer.testing import CliRunner
 
-from keras_ccp.cli import app
+from keras_ccp.app.cli import app
 
 SMALL = """
 method: C2
@@ -145,7 +145,7 @@ def test_tune_prints_what_it_wrote(config, tmp_path, monkeypatch):
         scores = {"map_at_r": 0.5, "own_map_at_r": 0.4, "complete": 1, "pruned": 0}
         return {**scores, "values": {"proxies.per_class": 2}}
 
-    monkeypatch.setattr("keras_ccp.cli.runs.search_values", searched)
+    monkeypatch.setattr("keras_ccp.app.cli.runs.search_values", searched)
     for name, written in (
         ("pairs", ["best.yaml", "trials.csv", "study.db"]),
         ("proxies", ["best.yaml", "trials.csv", "lambda_proxies.png", "study.db"]),

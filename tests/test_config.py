@@ -3,14 +3,14 @@ import re
 import pytest
 import yaml
 
-from keras_ccp.config import (
+from keras_ccp.app.config import (
     Config,
     changed_values,
     check_config,
     dump_config,
     load_config,
 )
-from keras_ccp.yaml_files import merge, parse_override, read_yaml
+from keras_ccp.app.yaml_files import merge, parse_override, read_yaml
 
 SMALL = {"method": "C2", "data": {"name": "emoji"}, "loss": {"name": "contrastive"}}
 

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from keras_ccp.config import Config, load_config
-from keras_ccp.published import published_row
+from keras_ccp.app.config import Config, load_config
+from keras_ccp.app.published import published_row
 
 CONFIGS = {
     path.stem: load_config(path)
@@ -136,7 +136,7 @@ def test_proxies():
             assert proxies.per_class == 0, name
         assert proxies.switching == (parts["form"] == "ccp"), name
         # As the paper's formula: proxies only, and back to the best at a switch.
-        assert proxies.in_batch_weight == 0 and proxies.restore_on_switch, name
+        assert proxies.in_batch_weight == 0 and proxies.restore_on_projection, name
         assert proxies.references == "proxies", name
 
 

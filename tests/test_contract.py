@@ -26,22 +26,21 @@ MODULES = {
 }
 # From the top down: a module imports only from rows below its own.
 LAYERS = [
-    {"cli"},
-    {"report", "doctor", "tuning"},
-    {"experiment", "search_commands"},
-    {"config"},
-    {"tensorboard"},
-    {"callback", "backup", "warm_up", "plots", "projection_log"},
-    {"pool", "problem_events", "projections"},
-    {"serving", "best_weights"},
+    {"app"},
+    {"serving", "index", "monitor", "backup"},
+    {"callback"},
     {"model"},
-    {"trainer", "optimization", "index"},
-    {"losses", "proxies", "samples", "embedder", "retrieval", "pipeline"}
-    | {"snapshot", "training_data", "fit_checks", "strategies"},
-    {"layers", "distribute", "k_center", "backbones", "datasets", "checkpoint"}
-    | {"image_checks"},
-    {"arguments", "yaml_files", "config_sections", "published", "html_page"},
+    {"losses", "retrieval", "pipeline", "datasets"},
+    {"layers", "k_center", "backbones", "distribute"},
+    {"checks", "files"},
 ]
+# Neighbours of one floor that build on each other.
+MAY_IMPORT = {
+    ("pipeline", "datasets"),
+    ("losses", "retrieval"),
+    ("serving", "index"),
+    ("backbones", "layers"),
+}
 ROWS = {part: row for row, parts in enumerate(LAYERS) for part in parts}
 # Keras calls these with its own arguments and documents them; the names that
 # describe the rest of the public interface are documented here.
@@ -91,7 +90,7 @@ def layer_rule(name, source):
             continue
         if other not in ROWS:
             complaints.append(f"line {line}: {target} is not a module of the table")
-        elif ROWS[other] <= ROWS[own]:
+        elif ROWS[other] <= ROWS[own] and (own, other) not in MAY_IMPORT:
             complaints.append(f"line {line}: {own} must not import {other}")
     return complaints
 
@@ -207,9 +206,6 @@ DOCUMENTED_METHODS = {
 
 def tidy_rule(name, source):
     complaints = []
-    length = len(source.splitlines())
-    if length > 300:
-        complaints.append(f"{length} lines: split at 300")
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Assert):
             complaints.append(f"line {node.lineno}: assert")
@@ -276,8 +272,8 @@ def f(a, *rest, b=1, **kwargs):
         (layer_rule, "losses.x", "from keras_ccp.model import CCPModel"),
         (layer_rule, "losses.x", "from ..model import CCPModel"),
         (layer_rule, "losses.__init__", "from ..callback import CCPCallback"),
-        (layer_rule, "proxies", "from . import callback"),
-        (layer_rule, "proxies", "def f():\n    import keras_ccp.embedder"),
+        (layer_rule, "layers", "from . import callback"),
+        (layer_rule, "checks", "def f():\n    import keras_ccp.layers"),
         (layer_rule, "model", "from keras_ccp import CCPCallback"),
         (layer_rule, "model", "import keras_ccp"),
         (layer_rule, "utils", ""),
@@ -294,7 +290,6 @@ def f(a, *rest, b=1, **kwargs):
         (annotation_rule, "model", "def f(a: int, *, b=1): pass"),
         (annotation_rule, "model", "class C:\n  def __init__(self, a): pass"),
         (annotation_rule, "model", "class C:\n  @staticmethod\n  def f(a): pass"),
-        (tidy_rule, "model", "\n" * 301),
         (tidy_rule, "model", "print(1)"),
         (tidy_rule, "model", "assert 1"),
         (tidy_rule, "model", "path = '/" + "root/data'"),
@@ -316,7 +311,7 @@ def test_rule_catches(rule, name, source):
         (docstring_rule, "model", "class C:\n  def on_epoch_end(self, epoch): pass"),
         (annotation_rule, "model", "class C:\n  def f(self, a: int, **kw): pass"),
         (annotation_rule, "model", "class C:\n  def call(self, inputs): pass"),
-        (tidy_rule, "model", "\n" * 299 + "# print(x), https://a.org/tmp/b"),
+        (tidy_rule, "model", "# print(x), https://a.org/tmp/b"),
     ],
 )
 def test_rule_allows(rule, name, source):

@@ -28,9 +28,9 @@ import yaml
 from look_alikes import one_bit_png
 from typer.testing import CliRunner
 
-from keras_ccp import cli
-from keras_ccp.cli import runs
-from keras_ccp.config import check_config, load_config
+from keras_ccp.app import cli
+from keras_ccp.app.cli import runs
+from keras_ccp.app.config import check_config, load_config
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"

@@ -8,17 +8,17 @@ import PIL.Image
 import pytest
 import rich.console
 
-from keras_ccp.config import check_config
+from keras_ccp.app.config import check_config
+from keras_ccp.app.doctor import Finding, diagnose, diagnosis, findings_text, has_errors
+from keras_ccp.app.doctor.copy_checks import copies_in_a_class
+from keras_ccp.app.doctor.estimate import Speed, memory_bytes, time_note
+from keras_ccp.app.doctor.image_facts import read_images
+from keras_ccp.app.doctor.label_checks import unscored_queries
+from keras_ccp.app.doctor.near_duplicates import difference_hash, near_duplicates
+from keras_ccp.app.doctor.part import Part
+from keras_ccp.app.fold import make_model
+from keras_ccp.app.splits import Splits, load_splits
 from keras_ccp.datasets import Dataset
-from keras_ccp.doctor import Finding, diagnose, diagnosis, findings_text, has_errors
-from keras_ccp.doctor.copy_checks import copies_in_a_class
-from keras_ccp.doctor.estimate import Speed, memory_bytes, time_note
-from keras_ccp.doctor.image_facts import read_images
-from keras_ccp.doctor.label_checks import unscored_queries
-from keras_ccp.doctor.near_duplicates import difference_hash, near_duplicates
-from keras_ccp.doctor.part import Part
-from keras_ccp.experiment.fold import make_model
-from keras_ccp.experiment.splits import Splits, load_splits
 
 NUM_CLASSES, NUM_IMAGES = 24, 4
 

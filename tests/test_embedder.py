@@ -6,7 +6,7 @@ import pytest
 
 from keras_ccp import build_embedder
 from keras_ccp.backbones import resnet20_v2
-from keras_ccp.embedder import check_embedder
+from keras_ccp.layers import check_embedder
 
 
 def identity_backbone(shape=(2, 2, 3), dtype="float32"):

@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 from keras_ccp import CCPCallback, CCPModel
-from keras_ccp.proxies import reset_slots
+from keras_ccp.model import reset_slots
 
 NUM_CLASSES, BATCH, NUM_STEPS, NUM_EPOCHS = 4, 8, 4, 4
 RNG = np.random.default_rng(0)
@@ -53,7 +53,7 @@ def train(
         UNSEEN,
         pool_size=pool_size,
         restore_best=False,
-        restore_on_switch=False,
+        restore_on_projection=False,
         seed=0,
     )
     history = model.fit(

@@ -17,10 +17,11 @@ import tensorflow as tf
 import yaml
 
 from keras_ccp import datasets, retrieval
-from keras_ccp.config import check_config
-from keras_ccp.experiment import evaluate_run, folder, train_run
-from keras_ccp.experiment.evaluation import student_t_quantile, summarize
-from keras_ccp.experiment.splits import fold_splits, load_splits
+from keras_ccp import files as folder
+from keras_ccp.app.config import check_config
+from keras_ccp.app.evaluation import student_t_quantile, summarize
+from keras_ccp.app.run import evaluate_run, train_run
+from keras_ccp.app.splits import fold_splits, load_splits
 from keras_ccp.serving import check_model
 
 METRICS = ("precision_at_1", "precision_at_r", "map_at_r")
@@ -124,8 +125,8 @@ def test_same_seed_same_metrics(run, tmp_path):
 # With the devices of the other tests: their number decides how sums are split.
 KILLED = """
 import conftest, sys, yaml
-from keras_ccp.config import check_config
-from keras_ccp.experiment import train_run
+from keras_ccp.app.config import check_config
+from keras_ccp.app.run import train_run
 config = check_config(yaml.safe_load(open(sys.argv[1])))
 train_run(config, ".", sys.argv[2], resume=True, verbose=0)
 """
@@ -167,7 +168,7 @@ def test_a_run_is_not_overwritten(run, tmp_path):
 
 def test_finished_models_are_not_trained_again(run, monkeypatch):
     out, metrics = run
-    monkeypatch.setattr("keras_ccp.experiment.run.train_fold", None)
+    monkeypatch.setattr("keras_ccp.app.run.train_fold", None)
     assert train_run(small_config(), ".", out, resume=True) == metrics
 
 
@@ -222,7 +223,7 @@ def test_begun_by_another_process_while_data_were_loaded(run, tmp_path, monkeypa
         shutil.copytree(whole, out)
         return load_splits(config, root)
 
-    monkeypatch.setattr("keras_ccp.experiment.run.load_splits", begin)
+    monkeypatch.setattr("keras_ccp.app.run.load_splits", begin)
     with pytest.raises(FileExistsError, match="which holds a run"):
         train_run(small_config(), ".", out)
 
@@ -278,12 +279,12 @@ def test_each_model_is_named(run, tmp_path, monkeypatch, caplog):
     out = tmp_path / "out"
     shutil.copytree(whole, out)
     (out / "repeat0" / "fold1" / "fold.json").unlink()
-    monkeypatch.setattr("keras_ccp.experiment.run.train_fold", lambda *_: None)
-    monkeypatch.setattr("keras_ccp.experiment.run._score", lambda *_: {})
-    caplog.set_level("INFO", "keras_ccp.experiment")
+    monkeypatch.setattr("keras_ccp.app.run.train_fold", lambda *_: None)
+    monkeypatch.setattr("keras_ccp.app.run._score", lambda *_: {})
+    caplog.set_level("INFO", "keras_ccp.app.run")
     train_run(small_config(), ".", out, resume=True)
     train_run(small_config(), ".", out, repeats=2, resume=True)
-    records = [r for r in caplog.records if r.name.startswith("keras_ccp.experiment")]
+    records = [r for r in caplog.records if r.name.startswith("keras_ccp.app.run")]
     assert [record.getMessage() for record in records] == [
         "model 2 of 2",
         "repetition 1 of 2, model 2 of 2",

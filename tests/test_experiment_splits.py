@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from keras_ccp.config import check_config
+from keras_ccp.app.config import check_config
+from keras_ccp.app.splits import check_classes, load_splits
 from keras_ccp.datasets import Dataset
-from keras_ccp.experiment.splits import check_classes, load_splits
 
 
 def config(batch_size=32, samples_per_class=4, **data):

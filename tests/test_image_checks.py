@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from keras_ccp import CCPCallback, CCPModel, build_embedder
 from keras_ccp.datasets import Dataset
-from keras_ccp.image_checks import ImageSpec, check_images
+from keras_ccp.model import ImageSpec, check_images
 from keras_ccp.pipeline import balanced_batches
 
 LABELS = np.arange(8) % 2

@@ -247,7 +247,7 @@ def test_every_changed_byte_is_found(tmp_path):
 def test_load_refuses_what_is_no_index(tmp_path):
     with pytest.raises(FileNotFoundError, match="folder of an index"):
         RetrievalIndex.load(tmp_path / "nothing")
-    from keras_ccp.checkpoint import save_checkpoint
+    from keras_ccp.backup import save_checkpoint
 
     for header in ({"format": 2}, {}, [], {"format": 1, "backend": "exact"}):
         arrays = {"header": json.dumps(header), "embeddings": vectors(2)}

@@ -143,6 +143,6 @@ def test_a_callback_embeds_what_is_read_as_it_is_needed():
     model.predict = predict
     callback.on_train_begin()
     callback.evaluate()
-    callback.switch()
+    callback.project()
     # Two images of each of 100 classes, all 300 of validation, then the pool again.
     assert given == [[128, 72], [128, 128, 44], [128, 72]]

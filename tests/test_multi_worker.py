@@ -14,12 +14,12 @@ import pytest
 import yaml
 
 from keras_ccp import datasets
+from keras_ccp.app.config import check_config
+from keras_ccp.app.run import train_run
 from keras_ccp.backup import Backup
-from keras_ccp.config import check_config
-from keras_ccp.experiment import train_run
 
 NUM_EPOCHS = 6
-COMMAND = [sys.executable, "-c", "from keras_ccp.cli import main; main()", "train"]
+COMMAND = [sys.executable, "-c", "from keras_ccp.app.cli import main; main()", "train"]
 
 
 def config(**distribution):

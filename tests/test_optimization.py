@@ -4,7 +4,7 @@ import keras
 import numpy as np
 import pytest
 
-from keras_ccp.optimization import fuse_adam
+from keras_ccp.model import fuse_adam
 
 
 def updated(optimizer, fuse, steps=5):

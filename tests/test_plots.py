@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import threadpoolctl  # of scikit-learn
 
-from keras_ccp.plots import neighbor_gallery, projection_figure
-from keras_ccp.projections import Projection, measure
+from keras_ccp.monitor.plots import neighbor_gallery, projection_figure
+from keras_ccp.monitor.projections import Projection, measure
 
 GREY, GREEN, RED = (90, 90, 90), (34, 160, 60), (214, 40, 40)
 

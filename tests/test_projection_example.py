@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from keras_ccp import retrieval
 from keras_ccp.datasets import Dataset
-from keras_ccp.projection_log import load_projections, read_lines
+from keras_ccp.monitor.projection_log import load_projections, read_lines
 
 EXAMPLE = Path(__file__).parent.parent / "examples" / "mnist_figure.py"
 

@@ -7,10 +7,9 @@ import numpy as np
 import pytest
 
 from keras_ccp import Backup, CCPCallback, CCPModel, losses, retrieval
-from keras_ccp.best_weights import BestWeights
-from keras_ccp.problem_events import ProblemEvents, at_best
-from keras_ccp.projection_log import ProjectionLog, load_projections, read_lines
-from keras_ccp.projections import (
+from keras_ccp.callback import BestWeights, ProblemEvents, at_best
+from keras_ccp.monitor.projection_log import ProjectionLog, load_projections, read_lines
+from keras_ccp.monitor.projections import (
     mean_inter_class_distance,
     measure,
     proxy_spreads,
@@ -156,7 +155,7 @@ def test_line_of_each_problem(tmp_path):
 
 
 def test_after_is_measured_at_the_weights_that_go_on(tmp_path):
-    driven(tmp_path, [0.5, 0.4], restore_on_switch=False, restore_best=False)
+    driven(tmp_path, [0.5, 0.4], restore_on_projection=False, restore_best=False)
     (line,) = read_lines(tmp_path)
     (record,) = load_projections(tmp_path)
     np.testing.assert_array_equal(record.embeddings, EMBEDDINGS + 1)
@@ -279,7 +278,7 @@ def test_any_callback_may_listen():
     heard = []
 
     class Listener(keras.callbacks.Callback):
-        def on_problem_end(self, best, is_last):
+        def on_projection(self, best, is_last):
             heard.append((best, is_last))
 
     events = ProblemEvents()

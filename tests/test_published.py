@@ -3,8 +3,8 @@ from pathlib import Path
 
 import pytest
 
-from keras_ccp.config import load_config
-from keras_ccp.published import published_row
+from keras_ccp.app.config import load_config
+from keras_ccp.app.published import published_row
 
 ROOT = Path(__file__).parent.parent
 GUIDE = ROOT / "docs" / "reproducing.md"

@@ -69,7 +69,7 @@ def train(name, num_replicas, in_batch_weight=0.5, proxies=2, switch=False):
         pool = np.concatenate([x[0], x[1]]), np.arange(16) % NUM_CLASSES
         callback = CCPCallback(pool, (x[1], y[1]), pool_size=3, seed=0)
         callback.set_model(model)
-        callback.switch()
+        callback.project()
     return history.history["loss"], model.get_weights()
 
 

@@ -15,17 +15,14 @@ import tensorflow as tf
 
 import keras_ccp
 from keras_ccp import retrieval
-from keras_ccp.config import check_config, dump_config
-from keras_ccp.datasets import Dataset
-from keras_ccp.experiment.run import count_models
-from keras_ccp.experiment.splits import Splits
-from keras_ccp.html_page import thumbnail
-from keras_ccp.report import write_report
-from keras_ccp.report.charts import Series, line_chart, padded_range, ticks
-from keras_ccp.report.distances import distance_histogram
-from keras_ccp.report.history import read_histories
-from keras_ccp.report.page import _pictures
-from keras_ccp.report.scores import (
+from keras_ccp.app.config import check_config, dump_config
+from keras_ccp.app.html_page import thumbnail
+from keras_ccp.app.report import write_report
+from keras_ccp.app.report.charts import Series, line_chart, padded_range, ticks
+from keras_ccp.app.report.distances import distance_histogram
+from keras_ccp.app.report.history import read_histories
+from keras_ccp.app.report.page import _pictures
+from keras_ccp.app.report.scores import (
     Neighbors,
     choose_queries,
     class_scores,
@@ -33,6 +30,9 @@ from keras_ccp.report.scores import (
     confusions,
     most_confused_with,
 )
+from keras_ccp.app.run import count_models
+from keras_ccp.app.splits import Splits
+from keras_ccp.datasets import Dataset
 
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
 # A name that HTML, JavaScript and a template would each take for something else.
@@ -163,7 +163,7 @@ def test_best_and_worst_are_of_different_classes(num_classes, best, worst):
 
 @pytest.mark.parametrize("is_one_set", [True, False])
 def test_histogram_counts_every_pair(found, is_one_set, monkeypatch):
-    monkeypatch.setattr("keras_ccp.report.distances._CHUNK_VALUES", 200)  # 6 rows
+    monkeypatch.setattr("keras_ccp.app.report.distances._CHUNK_VALUES", 200)  # 6 rows
     embeddings, labels, gallery, known = found
     arguments = found[:2] if is_one_set else found
     if is_one_set:
@@ -417,7 +417,9 @@ def test_published_row_and_gallery_of_its_own(tmp_path, monkeypatch, caplog):
             (12, [3, 2, 1, 0] * 3),
         )
     ]
-    monkeypatch.setattr("keras_ccp.report.page.load_splits", lambda *_: Splits(*parts))
+    monkeypatch.setattr(
+        "keras_ccp.app.report.page.load_splits", lambda *_: Splits(*parts)
+    )
     out = tmp_path / "run"
     write_model(out / "repeat0" / "fold0", (8, 8, 3))
     values = {
@@ -485,7 +487,7 @@ def test_pictures_name_their_files(tmp_path):
 def test_files_are_escaped_where_they_stand(run, tmp_path, monkeypatch):
     # As if the images of the run were files with a name that is markup.
     file = 'thing/<i>"&.jpg'
-    monkeypatch.setattr("keras_ccp.report.page._file", lambda *_: file)
+    monkeypatch.setattr("keras_ccp.app.report.page._file", lambda *_: file)
     path = write_report(run[0].parent, run[0].parents[1], tmp_path / "page.html")
     images = Images(path.read_text("utf-8")).images
     assert len(images) == 9 * 6 + 3 * 2  # galleries, pairs of three classes

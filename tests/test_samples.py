@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 
 from keras_ccp import CCPCallback, CCPModel, losses
-from keras_ccp.samples import SampleBank
+from keras_ccp.model import SampleBank
 
 NUM_CLASSES = 3
 
@@ -73,7 +73,7 @@ def test_switch_covers_what_the_samples_do_not():
     callback.set_model(model)
     callback.on_train_begin()
     first = model.sample_bank.images.numpy()
-    callback.switch()
+    callback.project()
     assert (model.sample_bank.images.numpy() != first).any(axis=(1, 2, 3, 4)).all()
     assert callback.num_projections == 1
 

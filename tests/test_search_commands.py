@@ -13,14 +13,15 @@ import rich.console
 import tensorflow as tf
 import typer.testing
 
-from keras_ccp import search_commands, serving
-from keras_ccp.cli import app
+from keras_ccp import serving
+from keras_ccp.app import search as search_commands
+from keras_ccp.app.cli import app
+from keras_ccp.app.search import Neighbour, Searcher, SearchResult
+from keras_ccp.app.search.check import check_folder
+from keras_ccp.app.search.commands import run_embedder
+from keras_ccp.app.search.image_files import embed_files, find_images
 from keras_ccp.index import RetrievalIndex
 from keras_ccp.pipeline import decode_center_crop
-from keras_ccp.search_commands import Neighbour, Searcher, SearchResult
-from keras_ccp.search_commands.check import check_folder
-from keras_ccp.search_commands.commands import run_embedder
-from keras_ccp.search_commands.image_files import embed_files, find_images
 
 SIZE = 16
 # A name that markup, HTML and a URL would each take for something else.

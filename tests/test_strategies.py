@@ -10,10 +10,11 @@ import pytest
 import tensorflow as tf
 import yaml
 
-from keras_ccp import CCPModel, strategies
-from keras_ccp.config import DistributionConfig, check_config, on_devices
+from keras_ccp import CCPModel
+from keras_ccp import distribute as strategies
+from keras_ccp.app.config import DistributionConfig, check_config, on_devices
+from keras_ccp.distribute import is_chief, make_strategy, synchronize_batch_norm
 from keras_ccp.pipeline import EvaluationData
-from keras_ccp.strategies import is_chief, make_strategy, synchronize_batch_norm
 
 
 def strategy_of(kind="mirrored", devices=None):

@@ -10,8 +10,12 @@ from tensorboard.plugins.projector import ProjectorConfig
 
 from keras_ccp import CCPCallback, CCPModel, losses
 from keras_ccp.datasets import Dataset
-from keras_ccp.projection_log import ProjectionLog
-from keras_ccp.tensorboard import CCPTensorBoard, pair_distances, write_projector
+from keras_ccp.monitor.projection_log import ProjectionLog
+from keras_ccp.monitor.tensorboard import (
+    CCPTensorBoard,
+    pair_distances,
+    write_projector,
+)
 
 LABELS = np.arange(12) // 3
 IMAGES = np.random.default_rng(0).integers(0, 256, (12, 4, 4, 3)).astype("uint8")

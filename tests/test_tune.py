@@ -17,20 +17,20 @@ import tensorflow as tf
 import yaml
 
 from keras_ccp import losses
-from keras_ccp.config import check_config, load_config
-from keras_ccp.experiment.fold import Fold, train_fold
-from keras_ccp.experiment.folder import locked
-from keras_ccp.experiment.splits import fold_splits, load_splits
-from keras_ccp.plots.search import search_figure
-from keras_ccp.tuning import results, tune
-from keras_ccp.tuning import study as study_module
-from keras_ccp.tuning.search_space import (
+from keras_ccp.app.config import check_config, load_config
+from keras_ccp.app.fold import Fold, train_fold
+from keras_ccp.app.splits import fold_splits, load_splits
+from keras_ccp.app.tuning import results, tune
+from keras_ccp.app.tuning import study as study_module
+from keras_ccp.app.tuning.search_space import (
     LOSS_RANGES,
     PER_CLASS,
     PROXIMAL_WEIGHT,
     search_space,
     with_values,
 )
+from keras_ccp.files import locked
+from keras_ccp.monitor.plots.search import search_figure
 
 TESTS = Path(__file__).parent
 
@@ -411,7 +411,7 @@ def test_refused(stand_in, tmp_path, monkeypatch):
 KILLED = """
 import conftest, os, signal, sys
 from test_tune import StandIn, small_config
-from keras_ccp.tuning import study, tune
+from keras_ccp.app.tuning import study, tune
 
 class KilledReports(study._Reports):
     def on_epoch_end(self, epoch, logs=None):

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from keras_ccp.arguments import check_finite, check_int
+from keras_ccp.checks import check_finite, check_int
 from keras_ccp.datasets.encoded import as_encoded
 from keras_ccp.datasets.labels import check_ids, map_labels
 from keras_ccp.datasets.splits import split_class_ids

@@ -4,7 +4,7 @@ import numbers
 
 import numpy as np
 
-from keras_ccp.arguments import check_int
+from keras_ccp.checks import check_int
 
 
 def split_class_ids(

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from keras_ccp.arguments import as_array, as_floats, check_finite
+from keras_ccp.checks import as_array, as_floats, check_finite
 
 # File names that are no UTF-8 come from Python with such characters, and go back.
 _UNDECODABLE = "surrogateescape"

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from keras_ccp.checkpoint import read_arrays, write_arrays
+from keras_ccp.backup import read_arrays, write_arrays
 from keras_ccp.index.entries import Entries
 
 _FORMAT = 1

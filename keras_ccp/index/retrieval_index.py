@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from keras_ccp import retrieval
-from keras_ccp.arguments import as_array, check_int
+from keras_ccp.checks import as_array, check_int
 from keras_ccp.index.entries import (
     Entries,
     check_backend,

@@ -5,7 +5,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from keras_ccp.arguments import check_number
+from keras_ccp.checks import check_number
 from keras_ccp.losses.mining import check_mining, mine_pairs
 from keras_ccp.losses.pair_loss import PairLoss, check_similarity
 from keras_ccp.losses.pairwise import class_masks, pairwise_similarities

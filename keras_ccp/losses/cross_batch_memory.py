@@ -5,7 +5,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from keras_ccp.arguments import check_int
+from keras_ccp.checks import check_int
 from keras_ccp.distribute import gather_batch, gather_rows
 from keras_ccp.losses.pair_loss import PairLoss, check_mean
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_ccp.arguments import as_array
+from keras_ccp.checks import as_array
 
 
 def check_sides(

@@ -5,7 +5,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from keras_ccp.arguments import check_number
+from keras_ccp.checks import check_number
 from keras_ccp.layers import l2_normalize
 from keras_ccp.losses.pair_loss import (
     PairLoss,

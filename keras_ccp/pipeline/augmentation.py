@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import tensorflow as tf
 
-from keras_ccp.arguments import check_bool, check_number
+from keras_ccp.checks import check_bool, check_number
 
 _GREY_WEIGHTS = (0.299, 0.587, 0.114)  # ITU-R BT.601 luma
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from keras_ccp.arguments import check_bool, check_int
+from keras_ccp.checks import check_bool, check_int
 from keras_ccp.datasets import Dataset
 from keras_ccp.pipeline.augmentation import small_image_augmentation
 from keras_ccp.pipeline.balanced_indices import balanced_indices

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from keras_ccp.arguments import check_bool, check_int
+from keras_ccp.checks import check_bool, check_int
 from keras_ccp.datasets import check_labels
 
 

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from keras_ccp.arguments import as_array, check_finite, check_int
+from keras_ccp.checks import as_array, check_finite, check_int
 from keras_ccp.datasets import Dataset, check_ids, check_labels
 from keras_ccp.pipeline.balanced import gather
 from keras_ccp.pipeline.decoding import decode_center_crop

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import tensorflow as tf
 
-from keras_ccp.arguments import check_int
+from keras_ccp.checks import check_int
 from keras_ccp.pipeline.decoding import as_uint8, decode_crop
 
 ImageAugmentation = Callable[[tf.Tensor, tf.Tensor], tf.Tensor]

@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from keras_ccp.arguments import as_floats
+from keras_ccp.checks import as_floats
 from keras_ccp.retrieval.validation import as_embeddings, as_labels, safe_shift
 
 

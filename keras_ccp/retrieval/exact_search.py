@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from keras_ccp.arguments import check_bool, check_int
+from keras_ccp.checks import check_bool, check_int
 from keras_ccp.retrieval.ahead import ahead
 from keras_ccp.retrieval.scores import Scores
 from keras_ccp.retrieval.sweep import SMALLEST_BLOCK, in_pairs, in_rows

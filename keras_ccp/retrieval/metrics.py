@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from keras_ccp.arguments import check_bool, check_int
+from keras_ccp.checks import check_bool, check_int
 from keras_ccp.retrieval.ahead import ahead
 from keras_ccp.retrieval.exact_search import ExactSearcher, by_depth
 from keras_ccp.retrieval.validation import as_embeddings, as_labels

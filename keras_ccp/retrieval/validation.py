@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from keras_ccp.arguments import as_floats, check_finite
+from keras_ccp.checks import as_floats, check_finite
 from keras_ccp.datasets import check_labels
 
 

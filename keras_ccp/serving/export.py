@@ -7,7 +7,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from keras_ccp.arguments import check_int
+from keras_ccp.checks import check_int
 from keras_ccp.datasets import Dataset
 from keras_ccp.index import RetrievalIndex, fingerprint
 from keras_ccp.model import CCPModel

@@ -1,0 +1,72 @@
+"""Files and folders that are written whole or not at all, and the lock of a folder."""
+
+import contextlib
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import filelock
+
+LOCK_FILE = ".lock"
+
+
+def write_file(path: str | os.PathLike, content: str | bytes) -> None:
+    """Writes a file: all of it, or none if the process dies."""
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f"partial_{path.name}")
+    try:
+        if isinstance(content, str):
+            content = content.encode()
+        partial.write_bytes(content)
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def replaced_folder(path: Path) -> Iterator[Path]:
+    """Gives a folder to write, which takes the place of `path` once it is complete."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(
+        prefix=f".{path.name}-", dir=path.parent, ignore_cleanup_errors=True
+    ) as temporary:
+        partial = Path(temporary) / "new"
+        partial.mkdir()
+        yield partial
+        if path.exists():
+            path.replace(Path(temporary) / "old")
+        partial.replace(path)
+
+
+def check_folder(name: str, path: Path) -> None:
+    """Refuses a place where no folder can be written; makes nothing."""
+    above = next(p for p in (path, *path.absolute().parents) if p.exists())
+    if not above.is_dir() or not os.access(above, os.W_OK):
+        reason = "may not be written" if above.is_dir() else "is a file"
+        raise OSError(
+            f"`{name}` must be a folder, or a new name for one. Received: {path}, "
+            f"where {above} {reason}\nChoose another"
+        )
+
+
+@contextlib.contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Keeps other processes out of a folder inside the `with` block."""
+    try:
+        with filelock.FileLock(folder / LOCK_FILE, blocking=False):
+            yield
+    except filelock.Timeout:
+        raise BlockingIOError(
+            f"Another process works in {folder}\n"
+            "Wait for its end, end it, or choose another folder"
+        ) from None
+
+
+def write_whole(path: Path, text: str) -> None:  # to go: write_file
+    write_file(path, text)
+
+
+def make_folder(out: Path) -> None:  # to go: mkdir
+    out.mkdir(parents=True, exist_ok=True)

@@ -1,0 +1,1 @@
+"""Pictures and numbers of a training while it runs."""

@@ -1,5 +1,0 @@
-"""`keras-ccp report`: a run as one HTML file."""
-
-from keras_ccp.report.page import write_report
-
-__all__ = ["write_report"]
