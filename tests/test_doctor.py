@@ -10,12 +10,14 @@ import rich.console
 
 from keras_ccp.app.config import check_config
 from keras_ccp.app.doctor import Finding, diagnose, diagnosis, findings_text, has_errors
-from keras_ccp.app.doctor.copy_checks import copies_in_a_class
+from keras_ccp.app.doctor.copies import (
+    copy_findings,
+    difference_hash,
+    near_duplicates,
+)
 from keras_ccp.app.doctor.estimate import Speed, memory_bytes, time_note
-from keras_ccp.app.doctor.image_facts import read_images
-from keras_ccp.app.doctor.label_checks import unscored_queries
-from keras_ccp.app.doctor.near_duplicates import difference_hash, near_duplicates
-from keras_ccp.app.doctor.part import Part
+from keras_ccp.app.doctor.images import Part
+from keras_ccp.app.doctor.labels import label_findings
 from keras_ccp.app.fold import make_model
 from keras_ccp.app.splits import Splits, load_splits
 from keras_ccp.datasets import Dataset
@@ -223,7 +225,7 @@ FAULTS = {
         "`data.unreadable: skip`",
         ["thing02/1.png: "],
     ),
-    no_image: ("error", "unreadable", "mend or replace", ["thing08/0.png: "]),
+    no_image: ("error", "unreadable", "fix or replace", ["thing08/0.png: "]),
     missing_file: ("error", "data", "thing03/3.png. Get them from", []),
     negative_label: ("error", "data", "leave those images out", []),
     nan_label: ("error", "data", "leave those images out", []),
@@ -302,8 +304,18 @@ FAULTS = {
         ["thing07/9.png: 3 x 40 pixels"],
     ),
     uniform: ("warning", "uniform images", "leave them out", ["thing16/9.png"]),
-    few_test_classes: ("warning", "few classes", "smaller `data.train_classes`", []),
-    few_validation_classes: ("warning", "few classes", "fewer `data.folds`", []),
+    few_test_classes: (
+        "warning",
+        "few classes",
+        "smaller `data.train_classes`",
+        ["4 in the test"],
+    ),
+    few_validation_classes: (
+        "warning",
+        "few classes",
+        "fewer `data.folds`",
+        ["4 where a model validates"],
+    ),
     class_overlap: (
         "warning",
         "class overlap",
@@ -419,18 +431,17 @@ def test_copies_in_test_are_those_a_query_finds():
     images = np.stack([pixels(seed) for seed in (0, 1, 2, 2, 3, 3, 4)])
 
     def part(name, rows, labels):
-        dataset = Dataset(images[rows], labels)
-        return Part(name, dataset, read_images(dataset, lambda: None), Path())
+        return Part(name, Dataset(images[rows], labels), Path())
 
     training = part("training", [0, 1], ["a", "b"])
     # Image 2 is twice among the queries alone, 3 in query and gallery of one class.
     query = part("query", [2, 3, 4], ["c", "c", "d"])
     gallery = part("gallery", [5, 6], ["d", "c"])
-    (finding,) = copies_in_a_class([training, query, gallery])
+    (finding,) = copy_findings([training, query, gallery])
     assert finding.where == (
         "image 0 (from 0) of class 'd' (test)\n= image 0 (from 0) of class 'd' (test)",
     )
-    (finding,) = copies_in_a_class([training, query])
+    (finding,) = copy_findings([training, query])
     assert finding.where == (
         "image 0 (from 0) of class 'c' (test)\n= image 1 (from 0) of class 'c' (test)",
     )
@@ -440,7 +451,7 @@ def test_uniform_arrays():
     images = np.zeros((3, 8, 8, 3), np.float32)
     images[1] += 0.5
     images[2, 3, 3, 1] = 1.0
-    facts = read_images(Dataset(images, range(3)), lambda: None)
+    facts = Part("training", Dataset(images, range(3)), Path())
     assert facts.is_uniform.tolist() == [True, True, False]
     assert facts.sizes.tolist() == [[8, 8]] * 3
 
@@ -479,12 +490,17 @@ def test_known_duplicates_of_the_bundled_emoji(monkeypatch):
 def test_queries_without_an_image_in_the_gallery():
     images = np.zeros((4, 8, 8, 3), np.uint8)
     query = Dataset(images, ["a", "a", "b", "c"])
-    gallery = Dataset(images[:2], ["b", "c"])
-    (finding,) = unscored_queries(Splits(query, query, gallery))
+    chosen = config()
+
+    def singletons(gallery):
+        findings = label_findings(chosen, Splits(query, query, gallery))
+        (finding,) = [f for f in findings if "test images" in f.what]
+        return finding
+
+    finding = singletons(Dataset(images[:2], ["b", "c"]))
     assert finding.severity == "warning" and finding.where == ("'a'",)
     assert finding.what.startswith("2 of 4 test images")
-    (finding,) = unscored_queries(Splits(query, query, Dataset(images[:1], ["d"])))
-    assert finding.severity == "error"
+    assert singletons(Dataset(images[:1], ["d"])).severity == "error"
 
 
 # ==== Near duplicates ====
@@ -525,7 +541,7 @@ def test_near_duplicates_are_those_of_a_loop():
 
 def test_what_a_near_duplicate_is():
     images = [pixels(seed, 96, 108) for seed in range(20)]
-    originals = read_images(Dataset(np.stack(images), range(20)), lambda: None)
+    originals = Part("training", Dataset(np.stack(images), range(20)), Path())
 
     def facts(change):
         encoded = []
@@ -533,7 +549,7 @@ def test_what_a_near_duplicate_is():
             buffer = io.BytesIO()
             change(PIL.Image.fromarray(image)).save(buffer, "JPEG", quality=50)
             encoded.append(buffer.getvalue())
-        return read_images(Dataset(encoded, range(20)), lambda: None)
+        return Part("training", Dataset(encoded, range(20)), Path())
 
     for change in (
         lambda image: image,
@@ -550,9 +566,9 @@ def test_what_a_near_duplicate_is():
 def test_float_images_are_as_the_same_in_bytes(scale, offset):
     images = np.stack([pixels(seed) for seed in range(4)])
     images[0, 0, :2] = [[0] * 3, [255] * 3]  # so that the range is known
-    expected = read_images(Dataset(images, range(4)), lambda: None)
+    expected = Part("training", Dataset(images, range(4)), Path())
     floats = Dataset((images * scale + offset).astype(np.float32), range(4))
-    found = read_images(floats, lambda: None)
+    found = Part("training", floats, Path())
     difference = found.thumbnails.astype(int) - expected.thumbnails
     assert np.abs(difference).max() <= 1
     assert len(set(found.digests)) == 4

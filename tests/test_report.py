@@ -16,12 +16,12 @@ import tensorflow as tf
 import keras_ccp
 from keras_ccp import retrieval
 from keras_ccp.app.config import check_config, dump_config
-from keras_ccp.app.html_page import thumbnail
+from keras_ccp.app.page import environment, thumbnail
 from keras_ccp.app.report import write_report
-from keras_ccp.app.report.charts import Series, line_chart, padded_range, ticks
+from keras_ccp.app.report.charts import line_chart, padded_range, round_numbers
 from keras_ccp.app.report.distances import distance_histogram
 from keras_ccp.app.report.history import read_histories
-from keras_ccp.app.report.page import _pictures
+from keras_ccp.app.report.report import _pictures
 from keras_ccp.app.report.scores import (
     Neighbors,
     choose_queries,
@@ -94,7 +94,7 @@ def test_scores_of_queries_are_those_of_a_loop(found, is_one_set):
 def test_class_scores_are_means(found):
     embeddings, labels, _, _ = found
     scores = retrieval.score_queries(embeddings, labels)
-    entries = class_scores(labels, scores, 7)  # the seventh class has no image
+    entries = class_scores(labels, scores)
     assert [entry.label for entry in entries] == [0, 1, 2, 3, 4, 5]
     for label, queries, references, hit, map_at_r in entries[:5]:
         own = [row for row in range(31) if labels[row] == label]
@@ -109,7 +109,7 @@ def test_confusions_are_those_of_a_loop(found):
     scores = retrieval.score_queries(*found)
     distances, indices = retrieval.search(embeddings, gallery, k=4)
     references = scores["num_references"]
-    neighbors = Neighbors(distances, indices, known[indices], references)
+    neighbors = Neighbors(labels, distances, indices, known[indices], references)
     wrong, all_of, nearest = {}, {}, {}
     for row, a in enumerate(labels):
         order, away = sorted_by_distance(embeddings, gallery, row, False)
@@ -121,14 +121,14 @@ def test_confusions_are_those_of_a_loop(found):
             wrong[a, b] = wrong.get((a, b), 0) + 1
             pair = min(a, b), max(a, b)
             nearest[pair] = min(nearest.get(pair, (9, 0, 0)), (away[j], row, j))
-    shares = confusions(labels, neighbors)
+    shares = confusions(neighbors)
     assert shares == {
         (a, b): pytest.approx(n / all_of[a]) for (a, b), n in wrong.items()
     }
     for a, (b, share) in most_confused_with(shares).items():
         assert share == max(s for (c, _), s in shares.items() if c == a)
         assert share == shares[a, b]
-    pairs = confused_pairs(shares, labels, neighbors, 3)
+    pairs = confused_pairs(shares, neighbors, 3)
     sums = {(a, b): shares.get((a, b), 0) + shares.get((b, a), 0) for a, b in nearest}
     assert [sum(p.shares) for p in pairs] == sorted(sums.values(), reverse=True)[:3]
     for pair in pairs:
@@ -196,7 +196,7 @@ def test_histogram_samples_queries_of_many_pairs(found):
 
 
 def test_histogram_of_equal_points():
-    histogram = distance_histogram(np.ones((4, 2)), [0, 0, 1, 1])
+    histogram = distance_histogram(np.ones((4, 2)), np.array([0, 0, 1, 1]))
     assert histogram.same.tolist() == [4] and histogram.other.tolist() == [8]
     assert histogram.mean_same == histogram.mean_other == 0
 
@@ -205,25 +205,28 @@ def test_histogram_of_equal_points():
 
 
 def test_ticks_are_round():
-    assert ticks(0, 1) == [0, 0.5, 1]  # a step of 1/4 becomes 0.5
-    assert ticks(0.5, 30.5, 6) == [5, 10, 15, 20, 25, 30]
-    assert ticks(0.243, 0.51) == [0.3, 0.4, 0.5]
+    assert round_numbers(0, 1, 4) == [0, 0.5, 1]  # a step of 1/4 becomes 0.5
+    assert round_numbers(0.5, 30.5, 6) == [5, 10, 15, 20, 25, 30]
+    assert round_numbers(0.243, 0.51, 4) == [0.3, 0.4, 0.5]
 
 
 def test_range_has_room():
     assert padded_range([np.nan, 1.0, 2.0, np.inf]) == (0.92, 2.08)
     assert padded_range([0.0, 1.0])[0] == 0.0
-    assert padded_range([]) == (0.0, 1.0)
+    assert padded_range([]) == padded_range([0.0, 1.0]) == (0.0, 1.08)
     low, high = padded_range([3.0, 3.0])
     assert low < 3 < high
 
 
 def test_line_has_a_gap_where_a_value_is_missing():
-    series = Series("<a>", [1, 2, 3, 4], [0.0, 1.0, np.nan, 1.0])
-    svg = line_chart("a & b", [series], "x", (1, 4), (0.0, 1.0), best=(2, 1.0))
+    series = {"<a>": ([1, 2, 3, 4], [0.0, 1.0, np.nan, 1.0])}
+    chart = line_chart("a & b", "", "x", 4, series, y_range=(0.0, 1.0), best=(2, 1.0))
+    chart.x_range = 1, 4
+    template = "{% from 'app/report/parts.html.j2' import chart %}{{ chart(one) }}"
+    svg = environment.from_string(template).render(one=chart)
     path = re.search(r' d="(.+?)"', svg)[1]
-    assert [part[0] for part in path.split(" ") if part[0] in "ML"] == ["M", "L", "M"]
-    # The plot lies between 46 and 330, 10 and 164 (charts.py): a third of it is 94.7.
+    assert [part for part in path if part in "ML"] == ["M", "L", "M"]
+    # The plot lies between 46 and 330, 10 and 164 (`Chart`): a third of it is 94.7.
     assert path.startswith("M46.0 164.0 L140.7 10.0 M330.0 10.0")
     assert svg.count("data-tip") == 3 and "<a>" not in svg and "a &amp; b" in svg
 
@@ -291,12 +294,11 @@ def test_history_is_read(tmp_path):
     assert history.columns["val_map_at_r"].tolist()[:2] == [0.25, 0.5]
     assert np.isnan(history.columns["val_map_at_r"][2])
     assert history.name == "repeat0/fold1"
-    assert history.switches == [2, 3]
+    assert history.projection_epochs == [2, 3]
     # After one more switch at the end of the last epoch no problem followed.
     later = history._replace(summary={**history.summary, "num_projections": 3})
-    assert later.switches == [2, 3]
+    assert later.projection_epochs == [2, 3]
     assert history.losses == ["loss", "pair_loss", "proximal_loss"]
-    assert history.rows[1] == (2, [0.7, 0.7, 0.0, 0.0, 0.5])
     assert history.projections == lines
 
 
@@ -418,7 +420,7 @@ def test_published_row_and_gallery_of_its_own(tmp_path, monkeypatch, caplog):
         )
     ]
     monkeypatch.setattr(
-        "keras_ccp.app.report.page.load_splits", lambda *_: Splits(*parts)
+        "keras_ccp.app.report.report.load_splits", lambda *_: Splits(*parts)
     )
     out = tmp_path / "run"
     write_model(out / "repeat0" / "fold0", (8, 8, 3))
@@ -447,7 +449,7 @@ def test_published_row_and_gallery_of_its_own(tmp_path, monkeypatch, caplog):
     assert "12.50" in page.text and "12.50 ±" not in page.text
     # 8 queries x 12 images: 3 of the own class each.
     assert "All 8 queries\nagainst the whole gallery:\n24 pairs of one" in page.text
-    assert "20 images of 4 classes" in page.text and "Projections" not in page.text
+    assert "20 images of 4 classes" in page.text and "#projections" not in page.links
     assert page.text.count("✓") + page.text.count("✗") == 2 + (2 + 2 + 6) * 5
 
 
@@ -487,7 +489,7 @@ def test_pictures_name_their_files(tmp_path):
 def test_files_are_escaped_where_they_stand(run, tmp_path, monkeypatch):
     # As if the images of the run were files with a name that is markup.
     file = 'thing/<i>"&.jpg'
-    monkeypatch.setattr("keras_ccp.app.report.page._file", lambda *_: file)
+    monkeypatch.setattr("keras_ccp.app.report.report._file", lambda *_: file)
     path = write_report(run[0].parent, run[0].parents[1], tmp_path / "page.html")
     images = Images(path.read_text("utf-8")).images
     assert len(images) == 9 * 6 + 3 * 2  # galleries, pairs of three classes
@@ -524,8 +526,7 @@ def luminance(colour):
 
 def test_colours_have_contrast():
     # The guidelines ask for 4.5 of text and 3 of graphics.
-    folder = Path(keras_ccp.__file__).parent / "html_page"
-    text = (folder / "base.html.j2").read_text("utf-8")
+    text = (Path(keras_ccp.__file__).parent / "app" / "page.html.j2").read_text("utf-8")
     schemes = re.findall(r":root \{(.+?)\}", text, re.S)
     assert len(schemes) == 2
     for scheme in schemes:

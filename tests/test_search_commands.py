@@ -3,7 +3,6 @@
 import html.parser
 import io
 import json
-import re
 import shutil
 
 import keras
@@ -16,10 +15,14 @@ import typer.testing
 from keras_ccp import serving
 from keras_ccp.app import search as search_commands
 from keras_ccp.app.cli import app
-from keras_ccp.app.search import Neighbour, Searcher, SearchResult
-from keras_ccp.app.search.check import check_folder
-from keras_ccp.app.search.commands import run_embedder
-from keras_ccp.app.search.image_files import embed_files, find_images
+from keras_ccp.app.images import find_images
+from keras_ccp.app.search import (
+    Neighbour,
+    Searcher,
+    SearchResult,
+    about_model,
+    run_embedder,
+)
 from keras_ccp.index import RetrievalIndex
 from keras_ccp.pipeline import decode_center_crop
 
@@ -154,7 +157,7 @@ def test_index_refuses(place, tmp_path):
 
 
 def test_index_refuses_its_place_before_it_embeds(place, tmp_path, monkeypatch):
-    monkeypatch.setattr(search_commands.commands, "_export", None)  # not called
+    monkeypatch.setattr(search_commands, "_exported", None)  # not called
     model, photos = place[0] / "model.keras", place[0] / "photos"
     (tmp_path / "run" / "embedder").mkdir(parents=True)
     (tmp_path / "file").write_text("mine")
@@ -178,7 +181,7 @@ def test_run_says_how_images_are_prepared(place, tmp_path):
 
 def test_run_of_an_earlier_version_says_what_to_do(tmp_path):
     (tmp_path / "config.yaml").write_text("method: C2\n")
-    with pytest.raises(FileNotFoundError, match="go on with `keras-ccp train"):
+    with pytest.raises(FileNotFoundError, match="Go on with `keras-ccp train"):
         run_embedder(tmp_path)
     network().export(tmp_path / "embedder", verbose=False)
     with pytest.raises(FileNotFoundError, match="keras-ccp evaluate .* --data ROOT"):
@@ -244,10 +247,10 @@ def test_search_shows_all_there_are_and_refuses(place, searcher):
 
 def test_search_says_that_it_takes_files(place, searcher):
     photos = place[0] / "photos"
-    reason = f"a folder; give files, such as {photos / '*.jpg'}"
+    reason = "a folder or device, not a file"
     _, failures = searcher.search([photos, photos / "5.png"], progress=False)
     assert failures == {photos: reason}
-    with pytest.raises(ValueError, match=re.escape(reason)):
+    with pytest.raises(ValueError, match=reason):
         searcher.search([photos], progress=False)
 
 
@@ -264,7 +267,7 @@ def test_index_with_another_embedder_is_refused(place, tmp_path):
     shutil.copytree(place[0] / "index", tmp_path / "index")
     keras.utils.set_random_seed(1)
     serving.export_serving(network(), tmp_path / "index" / "embedder")
-    for read in (Searcher, check_folder):
+    for read in (Searcher, about_model):
         with pytest.raises(ValueError, match="its own embedder"):
             read(tmp_path / "index")
     (tmp_path / "index" / "embedder" / "saved_model.pb").write_bytes(b"")
@@ -277,13 +280,13 @@ def test_index_with_another_embedder_is_refused(place, tmp_path):
 
 def test_check_takes_a_model_a_run_or_an_index(place, tmp_path):
     index = place[0] / "index"
-    model = check_folder(index / "embedder")
+    model = about_model(index / "embedder")
     assert model == serving.check_model(index / "embedder") and model["num_rows"] == 0
-    assert check_folder(index) == model | {"num_rows": 7}
+    assert about_model(index) == model | {"num_rows": 7}
     shutil.copytree(index / "embedder", tmp_path / "run" / "embedder")
-    assert check_folder(tmp_path / "run") == model
+    assert about_model(tmp_path / "run") == model
     with pytest.raises(FileNotFoundError, match="`embedder` of a run or index"):
-        check_folder(place[0] / "photos")
+        about_model(place[0] / "photos")
 
 
 def test_check_looks_at_the_rows_of_an_index_too(place, tmp_path):
@@ -291,7 +294,7 @@ def test_check_looks_at_the_rows_of_an_index_too(place, tmp_path):
     (file,) = (tmp_path / "index").glob("*.bin")
     file.write_bytes(file.read_bytes()[:-1])
     with pytest.raises(ValueError, match="must hold an index that is undamaged"):
-        check_folder(tmp_path / "index")
+        about_model(tmp_path / "index")
 
 
 # ==== The commands ====
@@ -316,8 +319,6 @@ def test_json_is_all_that_is_printed(place, tmp_path):
 def test_page_in_the_place_of_a_folder_is_refused_before_the_search(place, tmp_path):
     result = invoke("search", tmp_path / "no index", "1.png", "--html", tmp_path)
     assert result.exit_code == 1 and "`html` must be a file" in result.output
-    with pytest.raises(ValueError, match="`path` must be a file"):
-        search_commands.write_page([], tmp_path)
 
 
 def test_check_command_of_an_index(place):
@@ -407,13 +408,9 @@ def test_nothing_but_broken_images_is_an_error_that_lists_them(place, tmp_path):
     broken = [tmp_path / "1.png", tmp_path / "2.jpg"]
     for file in broken:
         file.write_bytes(b"hello")
-    listed = f"2 that cannot:\n{broken[0]}: .*\n{broken[1]}: "
-    for command in (
-        lambda: Searcher(place[0] / "index").search(broken, progress=False),
-        lambda: embed_files(None, broken, SIZE, SIZE, progress=False),
-    ):
-        with pytest.raises(ValueError, match=listed):
-            command()
+    listed = f"2 that cannot\n{broken[0]}: .*\n{broken[1]}: "
+    with pytest.raises(ValueError, match=listed):
+        Searcher(place[0] / "index").search(broken, progress=False)
     missing = [tmp_path / f"{number}.gif" for number in range(25)]
-    with pytest.raises(ValueError, match="25 that cannot:.*\n.*(?s:.*)\nand 5 more"):
+    with pytest.raises(ValueError, match="25 that cannot.*\n.*(?s:.*)\nand 5 more"):
         Searcher(place[0] / "index").search(missing, progress=False)
