@@ -10,7 +10,6 @@ from keras_ccp.app.doctor.images import Part
 # Of 64 bits, and of 255: half the size, JPEG quality 50 or 5 % more light stay below
 # both. The bits alone are as near for line drawings of different things.
 _MAX_BITS, _MAX_DIFFERENCE = 6, 20
-_CHUNK = 64
 _CANDIDATES = 16
 _LUMA = np.array((0.299, 0.587, 0.114), np.float32)  # ITU-R BT.601
 
@@ -133,18 +132,13 @@ def near_duplicates(thumbnails: np.ndarray, others: np.ndarray) -> np.ndarray:
     are looked at, so that memory is bounded. Returns `(k, 2)` int rows, of an image and
     of the other that is most like it.
     """
-    hashes, other_hashes = difference_hash(thumbnails), difference_hash(others)
-    number = min(_CANDIDATES, len(others))
-    pairs = []
-    for start in range(0, len(hashes) if number else 0, _CHUNK):
-        chunk = hashes[start : start + _CHUNK, None]
-        distances = np.bitwise_count(chunk ^ other_hashes)
-        for row in np.flatnonzero(distances.min(axis=1) <= _MAX_BITS):
-            nearest = np.argpartition(distances[row], number - 1)[:number]
-            nearest = nearest[distances[row, nearest] <= _MAX_BITS]
-            image = thumbnails[start + row].astype(np.int16)
-            differences = np.abs(others[nearest] - image).max(axis=(1, 2, 3))
-            best = differences.argmin()
-            if differences[best] <= _MAX_DIFFERENCE:
-                pairs.append((start + row, nearest[best]))
+    others_hashes, pairs = difference_hash(others), []
+    for row, code in enumerate(difference_hash(thumbnails)):
+        bits = np.bitwise_count(code ^ others_hashes)
+        near = np.flatnonzero(bits <= _MAX_BITS)
+        near = near[np.argsort(bits[near], kind="stable")[:_CANDIDATES]]
+        image = thumbnails[row].astype(np.int16)
+        differences = np.abs(others[near] - image).max(axis=(1, 2, 3))
+        if differences.min(initial=255) <= _MAX_DIFFERENCE:
+            pairs.append((row, near[differences.argmin()]))
     return np.array(pairs, np.int64).reshape(-1, 2)

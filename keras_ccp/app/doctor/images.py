@@ -2,7 +2,7 @@
 
 import hashlib
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +20,6 @@ _THUMBNAIL = (8, 9)
 _MAX_SPREAD = 4
 # Of the side to which images are brought: below it most pixels are made up.
 _LEAST_SIDE = 1 / 4
-_CHUNK = 512
 _FORMATS = {
     "CMYK": "converted to RGB without a colour profile",
     "16-bit": "the upper 8 bits of each channel are taken",
@@ -53,10 +52,17 @@ class Part:
         self.sizes, self.is_uniform = np.zeros((count, 2), int), np.zeros(count, bool)
         self.is_readable = np.ones(count, bool)
         self.formats, self.failures = {}, {}
-        if dataset.is_encoded:
-            looks = look_at(_look, dataset.images, f"reading {name} images", progress)
-        else:
-            looks = ((look, "") for look in _array_looks(dataset.images))
+        scale = (0.0, 255.0)
+        if not dataset.is_encoded and dataset.images.dtype != np.uint8:
+            # Mostly 0..1, -1..1 or 0..255.
+            low = np.floor(dataset.images.min())
+            scale = low, max(np.ceil(dataset.images.max()) - low, 1.0)
+        looks = look_at(
+            lambda image: _look(image, *scale),
+            dataset.images,
+            f"reading {name} images",
+            progress,
+        )
         for row, (look, why) in enumerate(looks):
             if why:
                 self.failures[row], self.is_readable[row] = why, False
@@ -81,59 +87,36 @@ class Part:
         return f"image {number} (from 0) of class {self.class_of(row)!r}"
 
 
-def _look(image: str | bytes) -> _Look:
-    content = read_file(image) if isinstance(image, str) else image
-    pixels, thumbnail, spread, turn, channels = (x.numpy() for x in _decode(content))
-    is_png = content.startswith(b"\x89PNG")
-    is_in = {
-        "CMYK": channels == 4,
-        "16-bit": is_png and content[24:25] == b"\x10",  # bit depth, in its header
-        "EXIF orientation": turn != 1,
-        "GIF": content.startswith(b"GIF8"),
-    }
-    formats = [name for name in _FORMATS if is_in[name]]
-    is_uniform = bool(spread <= _MAX_SPREAD)
+def _look(image: str | bytes | np.ndarray, low: float, span: float) -> _Look:
+    pixels, formats = image, []
+    if not isinstance(image, np.ndarray):
+        content = read_file(image) if isinstance(image, str) else image
+        pixels, turn = (tensor.numpy() for tensor in _decode(content))
+        formats = _formats(content, turn)
+    colours = pixels
+    if pixels.dtype != np.uint8:
+        colours = (pixels.astype(np.float32) - low) * (255.0 / span)
+    if pixels.shape[-1] != 3:
+        colours = np.repeat(colours.mean(-1, keepdims=True), 3, axis=-1)
+    thumbnail = tf.round(tf.image.resize(colours, _THUMBNAIL, method="area")).numpy()
+    is_uniform = bool(np.ptp(colours, axis=(0, 1)).max() <= _MAX_SPREAD)
     return _digest(pixels), thumbnail, pixels.shape[:2], is_uniform, formats
 
 
 @tf.function(input_signature=[tf.TensorSpec((), tf.string)])
-def _decode(content: tf.Tensor) -> tuple[tf.Tensor, ...]:
-    """Pixels, thumbnail, spread, EXIF orientation, and channels of a JPEG or else 0."""
-    pixels = decode_image(content)
-    channels = tf.cond(
-        tf.io.is_jpeg(content),
-        lambda: tf.io.extract_jpeg_shape(content)[2],
-        lambda: tf.constant(0),
-    )
-    thumbnail, spread = _thumbnails(pixels[None])[0], _spreads(pixels[None])[0]
-    return pixels, thumbnail, spread, orientation(content), channels
+def _decode(content: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    return decode_image(content), orientation(content)
 
 
-def _array_looks(images: np.ndarray) -> Iterator[_Look]:
-    low, span = 0.0, 255.0
-    if images.dtype != np.uint8:  # mostly 0..1, -1..1 or 0..255
-        low = np.floor(images.min())
-        span = max(np.ceil(images.max()) - low, 1.0)
-    for start in range(0, len(images), _CHUNK):
-        chunk = images[start : start + _CHUNK]
-        pixels = (np.asarray(chunk, np.float32) - low) * (255.0 / span)
-        if pixels.shape[-1] != 3:
-            pixels = np.repeat(pixels.mean(-1, keepdims=True), 3, axis=-1)
-        thumbnails = _thumbnails(pixels).numpy()
-        is_uniform = (_spreads(pixels) <= _MAX_SPREAD).numpy()
-        for image, thumbnail, flag in zip(chunk, thumbnails, is_uniform, strict=True):
-            yield _digest(image), thumbnail, image.shape[:2], bool(flag), []
-
-
-def _thumbnails(pixels: tf.Tensor) -> tf.Tensor:
-    means = tf.image.resize(pixels, _THUMBNAIL, method="area")
-    return tf.cast(tf.round(means), tf.uint8)
-
-
-def _spreads(pixels: tf.Tensor) -> tf.Tensor:
-    """Of each image, by how much the channel varies that varies most."""
-    axes = (1, 2)
-    return tf.reduce_max(tf.reduce_max(pixels, axes) - tf.reduce_min(pixels, axes), -1)
+def _formats(content: bytes, turn: int) -> list[str]:
+    is_jpeg, is_png = content[:2] == b"\xff\xd8", content[:4] == b"\x89PNG"
+    is_in = {
+        "CMYK": is_jpeg and tf.io.extract_jpeg_shape(content)[2] == 4,
+        "16-bit": is_png and content[24:25] == b"\x10",  # bit depth, in its header
+        "EXIF orientation": turn != 1,
+        "GIF": content[:4] == b"GIF8",
+    }
+    return [name for name in _FORMATS if is_in[name]]
 
 
 def _digest(pixels: np.ndarray) -> int:

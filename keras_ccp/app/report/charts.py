@@ -24,7 +24,6 @@ MEASURES = {
 }
 # Those that a projection is about; the others stand in the table.
 _CHARTED = ("mean_covering_radius", "proxy_spread", "proxy_usage")
-_LOSSES = {"loss": "Loss", "pair_loss": "Pair loss", "proximal_loss": "Proximal loss"}
 _Series = dict[str, tuple[Sequence[float], Sequence[float]]]
 
 
@@ -116,13 +115,11 @@ def line_chart(
         for x, y in zip(xs, ys, strict=True):
             if math.isfinite(y):
                 values.setdefault(x, []).append(f"{name} {y:.4g}{unit}")
-    # Each value answers for the strip that is nearer to it than to others.
-    x_range, xs = (0.5, last + 0.5), sorted(values)
-    ends = [x_range[0], *((a + b) / 2 for a, b in itertools.pairwise(xs)), x_range[1]]
     tips = [
-        (*ends[i : i + 2], f"{x_name} {x:g}: {', '.join(values[x])}")
-        for i, x in enumerate(xs)
+        (x - 0.5, x + 0.5, f"{x_name} {x}: {', '.join(values[x])}")
+        for x in sorted(values)
     ]
+    x_range = 0.5, last + 0.5
     return Chart(title, label, x_name, x_range, series=series, tips=tips, **options)
 
 
@@ -131,48 +128,48 @@ def training_charts(history: History, histories: Sequence[History]) -> list[Char
 
     `histories` are those of all models, whose axes are the same so that they compare.
     """
-    wanted = [[MAP_AT_R]] if MAP_AT_R in history.columns else []
-    losses = history.losses
-    if {"loss", "pair_loss"} <= set(losses):
-        wanted.append(["loss", "pair_loss"])
-        losses = [name for name in losses if name not in wanted[-1]]
-    wanted += [[name] for name in losses]
-    return [_over_time(history, histories, names) for names in wanted]
+    wanted = {name: [name] for name in history.losses}
+    if {"loss", "pair_loss"} <= wanted.keys():
+        del wanted["loss"], wanted["pair_loss"]
+        wanted = {"Loss, total and of pairs": ["loss", "pair_loss"], **wanted}
+    if MAP_AT_R in history.columns:
+        wanted = {"Validation MAP@R": [MAP_AT_R], **wanted}
+    return [_over_time(history, histories, *item) for item in wanted.items()]
 
 
 def _over_time(
-    history: History, histories: Sequence[History], names: list[str]
+    history: History, histories: Sequence[History], title: str, names: list[str]
 ) -> Chart:
-    is_map, evaluations = names == [MAP_AT_R], history.epochs + 1
-    title = "Validation MAP@R" if is_map else "Loss, total and of pairs"
-    if len(names) == 1 and not is_map:
-        title = _LOSSES.get(names[0], names[0].replace("_", " ").capitalize())
-    factor = 100 if is_map else 1
+    title = _spelled(title)
+    factor, unit = (100, " %") if names == [MAP_AT_R] else (1, "")
     every = [h.columns[name] for h in histories for name in names if name in h.columns]
-    series = {
-        _LOSSES.get(name, title): (evaluations, factor * history.columns[name])
-        for name in names
-    }
+    evaluations = history.epochs + 1
+    values = [factor * history.columns[name] for name in names]
     best, label = None, f"{title} over {len(evaluations)} evaluations, {history.title}"
-    values = factor * history.columns[names[0]]
-    if is_map and np.isfinite(values).any():
-        place = int(np.nanargmax(values))
-        best = int(evaluations[place]), float(values[place])
+    if unit and np.isfinite(values[0]).any():
+        place = int(np.nanargmax(values[0]))
+        best = int(evaluations[place]), float(values[0][place])
         label += f": best {best[1]:.2f} % at evaluation {best[0]}"
-    if history.projection_epochs:
-        label += f"; {len(history.projection_epochs)} projections"
+    # Between the last evaluation of a problem and the first one of the next.
+    projections = [epoch + 0.5 for epoch in history.projection_epochs]
+    if projections:
+        label += f"; {len(projections)} projections"
+    keys = [title] if len(names) == 1 else map(_spelled, names)
     return line_chart(
         title,
         label,
         "evaluation",
         max(int(h.epochs.max(initial=0)) + 1 for h in histories),
-        series,
+        {name: (evaluations, ys) for name, ys in zip(keys, values, strict=True)},
         y_range=padded_range(factor * np.concatenate(every)),
-        # Between the last evaluation of a problem and the first one of the next.
-        projections=[epoch + 0.5 for epoch in history.projection_epochs],
+        projections=projections,
         best=best,
-        unit=" %" if is_map else "",
+        unit=unit,
     )
+
+
+def _spelled(name: str) -> str:
+    return name[:1].upper() + name[1:].replace("_", " ")
 
 
 def projection_charts(history: History, histories: Sequence[History]) -> list[Chart]:
