@@ -32,15 +32,9 @@ ODD = "ü [bold]<b> &#%.png"
 
 
 def network():
-    return keras.Sequential(
-        [
-            keras.Input((SIZE, SIZE, 3), dtype="uint8"),
-            keras.layers.Rescaling(1 / 255),
-            keras.layers.AveragePooling2D(4),
-            keras.layers.Flatten(),
-            keras.layers.Dense(5),
-        ]
-    )
+    images = keras.Input((SIZE, SIZE, 3), dtype="uint8")
+    pooled = keras.layers.AveragePooling2D(4)(keras.layers.Rescaling(1 / 255)(images))
+    return keras.Model(images, keras.layers.Dense(5)(keras.layers.Flatten()(pooled)))
 
 
 def picture(seed, height=20, width=30):
@@ -55,23 +49,21 @@ def place(tmp_path_factory):
     place = tmp_path_factory.mktemp("search")
     keras.utils.set_random_seed(0)
     network().save(place / "model.keras")
-    for number, name in enumerate(
-        ["cat/1.png", "cat/2.PNG", f"dog/{ODD}", "dog/deep/4.png", "5.png", "6.png"]
-    ):
-        file = place / "photos" / name
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_bytes(picture(number))
-    photos = place / "photos"
-    (photos / "cat" / "turned.jpg").write_bytes(
-        tf.io.encode_jpeg(tf.io.decode_png(picture(9))).numpy()
-    )
-    (photos / "cat" / "empty.png").write_bytes(b"")
-    (photos / "cut.png").write_bytes(picture(7)[:200])
-    (photos / "no image.jpg").write_bytes(b"hello")
-    (photos / "notes.txt").write_text("hello")
-    (photos / ".hidden.png").write_bytes(picture(8))
-    (photos / ".thumbs").mkdir()
-    (photos / ".thumbs" / "1.png").write_bytes(picture(8))
+    photos, odd = place / "photos", f"dog/{ODD}"
+    names = ["cat/1.png", "cat/2.PNG", odd, "dog/deep/4.png", "5.png", "6.png"]
+    contents = {name: picture(number) for number, name in enumerate(names)}
+    contents |= {
+        "cat/turned.jpg": tf.io.encode_jpeg(tf.io.decode_png(picture(9))).numpy(),
+        "cat/empty.png": b"",
+        "cut.png": picture(7)[:200],
+        "no image.jpg": b"hello",
+        "notes.txt": b"hello",
+        ".hidden.png": picture(8),
+        ".thumbs/1.png": picture(8),
+    }
+    for name, content in contents.items():
+        (photos / name).parent.mkdir(parents=True, exist_ok=True)
+        (photos / name).write_bytes(content)
     done = search_commands.index_images(
         place / "model.keras", [photos], place / "index", progress=False
     )
@@ -83,15 +75,8 @@ def searcher(place):
     return Searcher(place[0] / "index")
 
 
-IDS = [
-    "5.png",
-    "6.png",
-    "cat/1.png",
-    "cat/2.PNG",
-    "cat/turned.jpg",
-    "dog/deep/4.png",
-    f"dog/{ODD}",
-]
+IDS = ["5.png", "6.png", "cat/1.png", "cat/2.PNG", "cat/turned.jpg"]
+IDS += ["dog/deep/4.png", f"dog/{ODD}"]
 
 
 # ==== index ====
@@ -103,11 +88,8 @@ def test_index_holds_what_can_be_read(place):
     # Those beside the folders have the name of their own folder.
     labels = ["photos", "photos", *["cat"] * 3, "dog/deep", "dog"]
     assert done.index.labels.tolist() == labels
-    assert sorted(path.name for path in done.failures) == [
-        "cut.png",
-        "empty.png",
-        "no image.jpg",
-    ]
+    failed = sorted(path.name for path in done.failures)
+    assert failed == ["cut.png", "empty.png", "no image.jpg"]
     assert all(done.failures.values())
     # The whole way by hand: 16 * 256 / 227 = 18.04.
     model = keras.models.load_model(folder / "model.keras")
@@ -333,7 +315,7 @@ RESULTS = [
         "q[b].png",
         [
             Neighbour("cat/[red]1.png", "/p/1.png", "[i]cat", 0.5),
-            Neighbour("2", "/p/2", None, 2),
+            Neighbour("2", "/p/2", None, 2.0),
         ],
     ),
     SearchResult("second", [Neighbour("3", "/p/3", None, 0.25)]),
@@ -349,27 +331,16 @@ def test_table_shows_names_as_they_are():
 
 
 def test_json():
-    assert json.loads(search_commands.to_json(RESULTS)) == [
-        {
-            "query": "q[b].png",
-            "neighbours": [
-                {
-                    "rank": 1,
-                    "id": "cat/[red]1.png",
-                    "path": "/p/1.png",
-                    "label": "[i]cat",
-                    "distance": 0.5,
-                },
-                {"rank": 2, "id": "2", "path": "/p/2", "label": None, "distance": 2},
-            ],
-        },
-        {
-            "query": "second",
-            "neighbours": [
-                {"rank": 1, "id": "3", "path": "/p/3", "label": None, "distance": 0.25}
-            ],
-        },
+    first, second = json.loads(search_commands.to_json(RESULTS))
+    names = ("rank", "id", "path", "label", "distance")
+    rows = [
+        (1, "cat/[red]1.png", "/p/1.png", "[i]cat", 0.5),
+        (2, "2", "/p/2", None, 2.0),
+        (1, "3", "/p/3", None, 0.25),
     ]
+    *expected, last = [dict(zip(names, row, strict=True)) for row in rows]
+    assert first == {"query": "q[b].png", "neighbours": expected}
+    assert second == {"query": "second", "neighbours": [last]}
 
 
 class Page(html.parser.HTMLParser):
