@@ -121,7 +121,7 @@ def truncated(root):
     path.write_bytes(path.read_bytes()[:200])
 
 
-@fault("error", "unreadable", "fix or replace", "thing08/0.png: ")
+@fault("error", "unreadable", "replace them", "thing08/0.png: ")
 def no_image(root):
     file(root, 8, 0).write_text("<html>404</html>")
 

@@ -18,11 +18,11 @@ import keras_ccp
 from keras_ccp import retrieval
 from keras_ccp.app.config import check_config, dump_config
 from keras_ccp.app.page import environment, thumbnail
-from keras_ccp.app.report import write_report
+from keras_ccp.app.report import report, write_report
 from keras_ccp.app.report.charts import line_chart, padded_range, round_numbers
 from keras_ccp.app.report.distances import distance_histogram
 from keras_ccp.app.report.history import read_histories
-from keras_ccp.app.report.report import _pictures
+from keras_ccp.app.report.report import Picture, _pictures
 from keras_ccp.app.report.scores import (
     Neighbors,
     choose_queries,
@@ -398,18 +398,13 @@ def test_published_row_and_gallery_of_its_own(tmp_path, monkeypatch, caplog):
     assert page.text.count("✓") + page.text.count("✗") == 2 + (2 + 2 + 6) * 5
 
 
-@pytest.mark.parametrize(
-    ("data", "began", "expected"),
-    [
-        ({"split": "mlrc", "folds": 3}, 1, 3),
-        ({"split": "mlrc", "folds": 3}, 2, 6),  # of the second repetition no model yet
-        ({"split": "conventional"}, 2, 2),
-    ],
-)
-def test_number_of_models_of_a_run(tmp_path, data, began, expected):
-    for repeat in range(began):
-        (tmp_path / f"repeat{repeat}").mkdir()
-    assert count_models(tmp_path, chosen({"name": "emoji", **data})) == expected
+def test_number_of_models_of_a_run(tmp_path):
+    folds = chosen({"name": "emoji", "split": "mlrc", "folds": 3})
+    conventional = chosen({"name": "emoji", "split": "conventional"})
+    for number in (1, 2):  # of the second repetition there is no model yet
+        (tmp_path / f"repeat{number}").mkdir()
+        assert count_models(tmp_path, folds) == 3 * number
+        assert count_models(tmp_path, conventional) == number
 
 
 def test_pictures_name_their_files(tmp_path):
@@ -431,7 +426,7 @@ def test_pictures_name_their_files(tmp_path):
 def test_files_are_escaped_where_they_stand(run, tmp_path, monkeypatch):
     # As if the images of the run were files with a name that is markup.
     file = 'thing/<i>"&.jpg'
-    monkeypatch.setattr("keras_ccp.app.report.report._file", lambda *_: file)
+    monkeypatch.setattr(report, "Picture", lambda uri, _: Picture(uri, file))
     path = write_report(run[0].parent, run[0].parents[1], tmp_path / "page.html")
     images = Page(path.read_text("utf-8")).images
     assert len(images) == 9 * 6 + 3 * 2  # galleries, pairs of three classes

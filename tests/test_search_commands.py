@@ -3,10 +3,12 @@
 import html.parser
 import io
 import json
+import os
 import shutil
 
 import keras
 import numpy as np
+import PIL.Image
 import pytest
 import rich.console
 import tensorflow as tf
@@ -15,7 +17,7 @@ import typer.testing
 from keras_ccp import serving
 from keras_ccp.app import search as search_commands
 from keras_ccp.app.cli import app
-from keras_ccp.app.images import find_images
+from keras_ccp.app.images import find_images, look_at, read_file
 from keras_ccp.app.search import (
     Neighbour,
     Searcher,
@@ -24,7 +26,7 @@ from keras_ccp.app.search import (
     run_embedder,
 )
 from keras_ccp.index import RetrievalIndex
-from keras_ccp.pipeline import decode_center_crop
+from keras_ccp.pipeline import decode_center_crop, decode_image
 
 SIZE = 16
 # A name that markup, HTML and a URL would each take for something else.
@@ -175,6 +177,23 @@ def test_images_are_found_once_and_in_order(place):
     found = find_images([photos / "6.png", photos])
     assert found[0] == photos / "6.png" and len(found) == 10
     assert found[1:] == sorted(set(found) - {photos / "6.png"})
+
+
+def test_only_files_are_opened(place, tmp_path):
+    os.mkfifo(tmp_path / "pipe.png")  # reading it would wait for ever
+    for path in (tmp_path / "pipe.png", tmp_path, "/dev/zero"):
+        with pytest.raises(OSError) as error:
+            read_file(path)
+        assert error.value.strerror == "a folder or device, not a file"
+    # A palette that is cut short upsets the decoder; the file is named all the same.
+    broken = PIL.Image.new("P", (4, 4))
+    broken.putpalette(range(48))
+    broken.save(tmp_path / "palette.bmp")
+    content = (tmp_path / "palette.bmp").read_bytes()
+    (tmp_path / "palette.bmp").write_bytes(content[:20] + content[50:])
+    files = [place[0] / "photos" / "5.png", *tmp_path.iterdir()]
+    looks = look_at(lambda file: decode_image(read_file(file)), files, "", False)
+    assert [bool(why) for _, why in looks] == [False, True, True]
 
 
 # ==== embed ====

@@ -1,7 +1,7 @@
 """Image files of a user: found, opened, and looked at on all cores."""
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -54,7 +54,7 @@ def read_file(path: str | os.PathLike) -> bytes:
 
 
 def look_at(
-    look: Callable[[Any], Any], images: Sequence[Any], title: str, progress: bool
+    look: Callable[[Any], Any], images: Sequence[Any], title: str, has_bar: bool
 ) -> Iterator[tuple[Any, str]]:
     """What `look` returns for each image, in order; or `None` and why it failed."""
 
@@ -75,8 +75,7 @@ def look_at(
                 ahead = chunk
             yield from ahead
 
-    with progress_bar(progress) as bar:
-        yield from bar.track(in_order(), total=len(images), description=title)
+    return progress(in_order(), title, len(images)) if has_bar else in_order()
 
 
 def reason(error: Exception) -> str:
@@ -88,12 +87,14 @@ def reason(error: Exception) -> str:
     return message.split("\n", 1)[0].strip() or type(error).__name__
 
 
-def progress_bar(is_shown: bool) -> rich.progress.Progress:
-    """A bar that leaves the standard output to results."""
-    return rich.progress.Progress(
-        *rich.progress.Progress.get_default_columns(),
-        rich.progress.MofNCompleteColumn(),
-        console=rich.console.Console(stderr=True),
-        disable=not is_shown,
-        transient=True,
-    )
+def relative(path: str, root: Path) -> str:
+    """A path below the root as it is named there, others as they are."""
+    is_below = Path(path).is_relative_to(root)
+    return os.path.relpath(path, root) if is_below else path
+
+
+def progress(values: Iterable[Any], description: str, total: int) -> Iterator[Any]:
+    """Passes values on, with a bar that leaves the standard output to results."""
+    console = rich.console.Console(stderr=True)
+    options = {"total": total, "console": console, "transient": True}
+    return rich.progress.track(values, description, **options)

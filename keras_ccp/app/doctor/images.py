@@ -1,7 +1,6 @@
 """The images of each side of the split, read once, and what is wrong with them."""
 
 import hashlib
-import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -9,7 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_ccp.app.doctor.findings import Finding, error, note, warning
-from keras_ccp.app.images import look_at, read_file
+from keras_ccp.app.images import look_at, read_file, relative
 from keras_ccp.datasets import Dataset
 from keras_ccp.pipeline import decode_image
 from keras_ccp.pipeline.exif import orientation
@@ -80,8 +79,7 @@ class Part:
         """Where an image is: its path, or its number within its class."""
         image = self.dataset.images[row]
         if isinstance(image, str):
-            is_below = Path(image).is_relative_to(self.root)
-            return os.path.relpath(image, self.root) if is_below else image
+            return relative(image, self.root)
         labels = self.dataset.labels
         number = int((labels[:row] == labels[row]).sum())
         return f"image {number} (from 0) of class {self.class_of(row)!r}"
@@ -152,14 +150,14 @@ def image_findings(parts: Sequence[Part], skips: bool) -> list[Finding]:
         failures,
         "images cannot be read: the run "
         + ("leaves them out" if skips else "would stop there"),
-        "fix or replace them"
+        "replace them"
         + ("" if skips else ", or leave them out by `data.unreadable: skip`"),
     )
     findings += error(
         "unreadable",
         lost,
         "classes have no image that can be read, with or without `data.unreadable`",
-        "fix or replace their images, or take these classes out of the data",
+        "replace their images, or take these classes out of the data",
     )
     for name, places in formats.items():
         what = f"{name} images: {_FORMATS[name]}"

@@ -12,6 +12,7 @@ import numpy as np
 from keras_ccp import retrieval
 from keras_ccp.app.config import dump_config
 from keras_ccp.app.evaluation import join_embedders
+from keras_ccp.app.images import relative
 from keras_ccp.app.page import render, thumbnail
 from keras_ccp.app.published import published_row
 from keras_ccp.app.report.charts import (
@@ -179,15 +180,9 @@ def _pictures(dataset: Any, rows: Iterable[int], root: Path) -> dict[int, Pictur
         return {}
     batches = EvaluationData(dataset, "test images").batches(rows)
     images = (image for batch in batches for image in batch.numpy())
-    return {
-        row: Picture(thumbnail(image), _file(dataset.images[row], root))
-        for row, image in zip(rows, images, strict=True)
-    }
-
-
-def _file(image: Any, root: Path) -> str:
-    """Its path, relative to the data where it is below."""
-    if not isinstance(image, str):
-        return ""
-    is_below = Path(image).is_relative_to(root)
-    return os.path.relpath(image, root) if is_below else image
+    pictures = {}
+    for row, pixels in zip(rows, images, strict=True):
+        image = dataset.images[row]
+        file = relative(image, root) if isinstance(image, str) else ""
+        pictures[row] = Picture(thumbnail(pixels), file)
+    return pictures
