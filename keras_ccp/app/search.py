@@ -16,6 +16,7 @@ import rich.table
 import rich.text
 import tensorflow as tf
 
+from keras_ccp import serving
 from keras_ccp.app.images import UNREADABLE, find_images, look_at, read_file
 from keras_ccp.app.page import render, thumbnail
 from keras_ccp.checks import check_int
@@ -24,14 +25,6 @@ from keras_ccp.index import RetrievalIndex, fingerprint
 from keras_ccp.index.entries import check_backend
 from keras_ccp.index.index_file import check_index_folder, has_index
 from keras_ccp.pipeline import decode_center_crop, decode_image
-from keras_ccp.serving import (
-    check_model,
-    export_serving,
-    image_size,
-    load_checked,
-    load_embedder,
-    read_preparation,
-)
 
 CONFIG_FILE = "config.yaml"
 EMBEDDER_FOLDER = "embedder"
@@ -198,15 +191,18 @@ def run_embedder(run: str | os.PathLike) -> tuple[Any, dict[str, int]]:
     """
     run = Path(run)
     if not (run / CONFIG_FILE).exists():
-        return load_embedder(run), read_preparation(run)
+        return serving.load_embedder(run), serving.read_preparation(run)
     folder = run / EMBEDDER_FOLDER
     if not folder.exists():
         raise FileNotFoundError(
             f"`run` must be a run that is finished. Received: {run}, which has no "
             f"{EMBEDDER_FOLDER}\nGo on with `keras-ccp train ... --resume`"
         )
-    embedder, preparation = load_embedder(folder), read_preparation(folder)
-    image_size(embedder)  # says what it takes, if it does not take files
+    embedder, preparation = (
+        serving.load_embedder(folder),
+        serving.read_preparation(folder),
+    )
+    serving.image_size(embedder)  # says what it takes, if it does not take files
     if not preparation:
         raise FileNotFoundError(
             f"{folder} does not say how images are prepared, like those of earlier "
@@ -220,12 +216,14 @@ def _exported(run: str | os.PathLike) -> Iterator[Path]:
     """The embedder of a run with its preparation of images, as a SavedModel."""
     embedder, preparation = run_embedder(run)
     with tempfile.TemporaryDirectory() as folder:
-        yield export_serving(embedder, Path(folder) / EMBEDDER_FOLDER, **preparation)
+        yield serving.export_serving(
+            embedder, Path(folder) / EMBEDDER_FOLDER, **preparation
+        )
 
 
 def _embed(model: Any, folder: Path, files: Sequence[Path], progress: bool) -> Embedded:
     """Embeds image files by an exported model and the preparation in its folder."""
-    sizes, embed = read_preparation(folder), model.signatures["embed"]
+    sizes, embed = serving.read_preparation(folder), model.signatures["embed"]
     read, failures = [], {}
 
     def look(file: Path) -> tf.Tensor:
@@ -300,7 +298,7 @@ class Searcher:
                 "Search one without it in Python, by `RetrievalIndex`"
             )
         # Its check runs the model once, which is the slow time.
-        self._model, _ = load_checked(self._folder)
+        self._model, _ = serving.load_checked(self._folder)
         self._fingerprint = fingerprint(self._model)
         _check_own_embedder(self.index, self._fingerprint, Path(path))
 
@@ -358,8 +356,8 @@ def about_model(path: str | os.PathLike) -> dict[str, Any]:
     """
     path = Path(path)
     if not (path / EMBEDDER_FOLDER).is_dir():
-        return check_model(path)
-    about = check_model(path / EMBEDDER_FOLDER)
+        return serving.check_model(path)
+    about = serving.check_model(path / EMBEDDER_FOLDER)
     if has_index(path):
         index = RetrievalIndex.load(path)
         _check_own_embedder(index, about["fingerprint"], path)

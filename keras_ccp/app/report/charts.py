@@ -180,8 +180,6 @@ def projection_charts(history: History, histories: Sequence[History]) -> list[Ch
         numbers = [line["projection"] + 1 for line in lines]
         return numbers, [line[moment][measure] for line in lines]
 
-    if not history.projections:
-        return []
     moments = ("before", "after")
     return [
         line_chart(

@@ -15,23 +15,9 @@ from keras_ccp.app.evaluation import join_embedders
 from keras_ccp.app.images import relative
 from keras_ccp.app.page import render, thumbnail
 from keras_ccp.app.published import published_row
-from keras_ccp.app.report.charts import (
-    MEASURES,
-    Chart,
-    distance_chart,
-    projection_charts,
-    training_charts,
-)
+from keras_ccp.app.report import charts, scores
 from keras_ccp.app.report.distances import distance_histogram
 from keras_ccp.app.report.history import History, read_histories
-from keras_ccp.app.report.scores import (
-    Neighbors,
-    choose_queries,
-    class_scores,
-    confused_pairs,
-    confusions,
-    most_confused_with,
-)
 from keras_ccp.app.run import METRICS_FILE, evaluate_run, load_run_config, unfinished
 from keras_ccp.app.splits import Splits, load_splits
 from keras_ccp.files import write_file
@@ -42,15 +28,6 @@ _QUERIES, _PAIRS = 6, 12
 # Neighbours that are looked at where classes are confused.
 _MOST_NEIGHBORS = 100
 _log = logging.getLogger(__name__)
-
-
-class Model(NamedTuple):
-    """A model on the page: its training, its metrics and its charts."""
-
-    history: History
-    scores: dict[str, float]
-    training: list[Chart]
-    projections: list[Chart]
 
 
 class Picture(NamedTuple):
@@ -91,10 +68,6 @@ def write_report(
     if warning := unfinished(run, config):
         _log.warning("%s: %s", run, warning)
     splits = load_splits(config.data, root)
-    models = [
-        Model(h, scores, training_charts(h, histories), projection_charts(h, histories))
-        for h, scores in zip(histories, metrics["models"], strict=True)
-    ]
     first = [h.directory for h in histories if h.repeat == histories[0].repeat]
     data = Path(config.data.file).stem if config.data.file else config.data.name
     versions = run / "versions.json"
@@ -106,8 +79,8 @@ def write_report(
         num_images=len(splits.query) + len(splits.gallery or ()),
         metrics=metrics,
         published=published_row(metrics["dataset"], metrics["method"]) or {},
-        models=models,
-        measures=MEASURES,
+        histories=histories,
+        charts=charts,
         config=dump_config(config),
         versions=json.loads(versions.read_text("utf-8")) if versions.exists() else {},
         num_joined=len(first),
@@ -132,24 +105,24 @@ def _results(splits: Splits, embedder: Any, root: Path) -> dict[str, Any]:
     is_one_set = gallery is None
     parts = [query] if is_one_set else [query, gallery]
     arguments = [x for part in parts for x in (_embed(embedder, part), part.labels)]
-    scores = retrieval.score_queries(*arguments, metrics=("precision_at_1", "map_at_r"))
-    references = scores["num_references"]
+    of_queries = retrieval.score_queries(*arguments)
+    references = of_queries["num_references"]
     vectors, known = arguments[-2:]
     k = max(_SHOWN, min(_MOST_NEIGHBORS, int(references.max())))
     k = min(k, len(known) - is_one_set)
     found = retrieval.search(arguments[0], vectors, k, exclude_self=is_one_set)
-    neighbors = Neighbors(query.labels, *found, known[found[1]], references)
-    shares = confusions(neighbors)
-    pairs = confused_pairs(shares, neighbors, _PAIRS)
-    near = neighbors.distances[:, 0]
-    chosen = choose_queries(query.labels, scores["map_at_r"], near, _QUERIES)
+    neighbors = scores.Neighbors(query.labels, *found, known[found[1]], references)
+    shares = scores.confusions(neighbors)
+    pairs = scores.confused_pairs(shares, neighbors, _PAIRS)
+    map_at_r, near = of_queries["map_at_r"], neighbors.distances[:, 0]
+    chosen = scores.choose_queries(query.labels, map_at_r, near, _QUERIES)
     rows = [row for kind in chosen.values() for row in kind]
     shown = neighbors.indices[rows, :_SHOWN].ravel()
     histogram = distance_histogram(*arguments)
     return {
-        "classes": class_scores(query.labels, scores),
+        "classes": scores.class_scores(query.labels, of_queries),
         "class_names": query.class_names,
-        "most_confused": most_confused_with(shares),
+        "most_confused": scores.most_confused_with(shares),
         "pairs": pairs,
         "chosen": chosen,
         "num_shown": min(_SHOWN, k),
@@ -158,13 +131,13 @@ def _results(splits: Splits, embedder: Any, root: Path) -> dict[str, Any]:
         "most_neighbors": k if references.max() > k else None,
         "neighbors": neighbors,
         "labels": query.labels,
-        "map_at_r": scores["map_at_r"],
+        "map_at_r": map_at_r,
         "queries": _pictures(query, [*rows, *(pair.query for pair in pairs)], root),
         "found": _pictures(
             parts[-1], [*shown, *(pair.neighbour for pair in pairs)], root
         ),
         "histogram": histogram,
-        "distances": distance_chart(histogram),
+        "distances": charts.distance_chart(histogram),
     }
 
 
@@ -176,11 +149,8 @@ def _embed(embedder: Any, dataset: Any) -> np.ndarray:
 def _pictures(dataset: Any, rows: Iterable[int], root: Path) -> dict[int, Picture]:
     """Images as the embedder sees them, by their row."""
     rows = sorted({int(row) for row in rows})
-    if not rows:
-        return {}
-    batches = EvaluationData(dataset, "test images").batches(rows)
-    images = (image for batch in batches for image in batch.numpy())
-    pictures = {}
+    data, pictures = EvaluationData(dataset, "test images"), {}
+    images = data.batches(rows).unbatch().as_numpy_iterator() if rows else ()
     for row, pixels in zip(rows, images, strict=True):
         image = dataset.images[row]
         file = relative(image, root) if isinstance(image, str) else ""
