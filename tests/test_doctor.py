@@ -58,7 +58,7 @@ def file(root, label, number):
 
 @pytest.fixture(autouse=True)
 def _fresh_keras_state():
-    """In place of that of all tests, after which the graph that decodes is made anew.
+    """In place of that of all tests, after which the graph that decodes is made again.
 
     That takes a second, and nothing here depends on a state or a seed.
     """
