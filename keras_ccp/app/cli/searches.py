@@ -9,14 +9,14 @@ import typer
 from keras_ccp.app.cli.console import console, errors, plain_errors
 from keras_ccp.app.search import (
     Searcher,
+    about_model,
+    check_file,
     embed_images,
     index_images,
     results_table,
     to_json,
     write_page,
 )
-from keras_ccp.app.search.check import check_folder
-from keras_ccp.app.search.results import check_writable_file
 
 
 def index(
@@ -57,7 +57,7 @@ def search(
     """
     with plain_errors():
         if html is not None:
-            check_writable_file("html", html)
+            check_file("html", html)
         results, failures = Searcher(index).search(images, k, progress=not json)
         _print_failures(failures)
         if json:
@@ -95,7 +95,7 @@ def check(
         model: folder of an exported model, or of a run or index with its embedder.
     """
     with plain_errors():
-        for name, value in check_folder(model).items():
+        for name, value in about_model(model).items():
             _print_plainly(f"{name}: {value}")
 
 

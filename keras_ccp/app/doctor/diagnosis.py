@@ -1,23 +1,19 @@
 """`diagnose`: every check of a configuration and its data."""
 
 import os
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-import numpy as np
-
-from keras_ccp.app.config import Config, EmbedderConfig
-from keras_ccp.app.doctor.copy_checks import check_copies
+from keras_ccp.app.config import Config
+from keras_ccp.app.doctor.copies import copy_findings
 from keras_ccp.app.doctor.estimate import estimate
-from keras_ccp.app.doctor.findings import Finding, by_severity, has_errors
-from keras_ccp.app.doctor.image_checks import check_images
-from keras_ccp.app.doctor.image_facts import read_images
-from keras_ccp.app.doctor.label_checks import check_labels_and_sizes
-from keras_ccp.app.doctor.other_files import other_files
-from keras_ccp.app.doctor.part import Part
-from keras_ccp.app.search.image_files import progress_bar
+from keras_ccp.app.doctor.findings import COLOURS, Finding, error, has_errors, note
+from keras_ccp.app.doctor.images import Part, image_findings
+from keras_ccp.app.doctor.labels import label_findings
 from keras_ccp.app.splits import Splits, load_splits
 from keras_ccp.datasets import Dataset
+from keras_ccp.datasets.folder_data import is_visible
 
 
 def diagnose(
@@ -39,67 +35,69 @@ def diagnose(
         other error is.
     """
     root = Path(root)
-    findings = list(missing_weights(config.embedder, root))
+    findings = _missing_weights(config, root)
     # Broken images are looked for below, where all of them are named.
     trusting = config.data.model_copy(update={"unreadable": None})
     try:
         splits = load_splits(trusting, root)
-    except (ValueError, TypeError, OSError, ImportError) as error:
+    except (ValueError, TypeError, OSError, ImportError) as reason:
         what = "the data cannot be loaded; nothing else was checked"
-        return [*findings, Finding("error", "data", what, str(error))]
+        return [*findings, Finding("error", "data", what, str(reason))]
     skips = config.data.unreadable == "skip"
-    parts = _read(splits, root, progress)
-    findings += [*check_images(parts, skips), *check_copies(parts)]
+    parts = [
+        Part(name, dataset, root, progress)
+        for name, dataset in vars(splits).items()
+        if dataset is not None
+    ]
+    findings += [*image_findings(parts, skips), *copy_findings(parts)]
     if config.data.name == "folder":
-        findings += other_files(parts, root / (config.data.file or ""))
+        findings += _other_files(parts, root / (config.data.file or ""))
     if skips and not has_errors(findings):
-        splits = Splits(**{part.name: _without_failures(part) for part in parts})
-    findings += check_labels_and_sizes(config, splits)
+        splits = Splits(**{part.name: _readable(part) for part in parts})
+    findings += label_findings(config, splits)
     if not has_errors(findings):
         findings += estimate(config, splits, root)
-    return by_severity(findings)
+    order = list(COLOURS)
+    return sorted(findings, key=lambda finding: order.index(finding.severity))
 
 
-def missing_weights(config: EmbedderConfig, root: Path) -> Iterator[Finding]:
-    """The file of weights, where it is not there.
-
-    Args:
-        config: section `embedder` of a configuration.
-        root: folder to which it is relative.
-    """
-    if config.weights in (None, "imagenet") or (root / config.weights).is_file():
-        return
-    yield Finding(
-        "error",
+def _missing_weights(config: Config, root: Path) -> list[Finding]:
+    weights = config.embedder.weights
+    if weights in (None, "imagenet") or (root / weights).is_file():
+        return []
+    return error(
         "weights",
+        [weights],
         f"the file of `embedder.weights` is not below the data root {root.absolute()}",
-        "put it there, name another by `embedder.weights`, or begin with random "
-        "weights by `embedder.weights: null`",
-        (config.weights,),
+        "put it there, name another, or use random weights: `embedder.weights: null`",
     )
 
 
-def _read(splits: Splits, root: Path, progress: bool) -> list[Part]:
-    datasets = {
-        "training": splits.training,
-        "query": splits.query,
-        "gallery": splits.gallery,
-    }
-    datasets = {name: part for name, part in datasets.items() if part is not None}
-    with progress_bar(progress) as bar:
-        total = sum(len(part) for part in datasets.values())
-        task = bar.add_task("reading images", total=total)
-        return [
-            Part(name, part, read_images(part, lambda: bar.advance(task)), root)
-            for name, part in datasets.items()
-        ]
-
-
-def _without_failures(part: Part) -> Dataset:
+def _readable(part: Part) -> Dataset:
     """The images that a run keeps, which has an image of each class left."""
-    dataset = part.dataset
-    if not part.facts.failures:
-        return dataset
-    kept = np.setdiff1d(np.arange(len(dataset)), list(part.facts.failures))
+    dataset, kept = part.dataset, part.is_readable
     left = Dataset(dataset.images[kept], dataset.labels[kept], dataset.class_names)
     return left.with_size(dataset.size, dataset.short_side)
+
+
+def _other_files(parts: Sequence[Part], folder: Path) -> list[Finding]:
+    """Files of a folder that are no images of the dataset, by their type or place."""
+    # Of one spelling: a root may be given as "." or with a slash too many.
+    known = {Path(path) for part in parts for path in part.dataset.images}
+    others = sorted(path for path in _files(folder.expanduser()) if path not in known)
+    endings = Counter(path.suffix.lower() or "no ending" for path in others)
+    counts = ", ".join(f"{count:,} {name}" for name, count in endings.most_common())
+    return note(
+        "other files",
+        [os.path.relpath(path, parts[0].root) for path in others],
+        f"files of other types or outside of class folders are not read: {counts}",
+        "none if they are no images; convert .tif, .heic and the like to JPEG or PNG, "
+        "and move images out of deeper folders into the folder of their class",
+    )
+
+
+def _files(folder: Path) -> Iterator[Path]:
+    """All files but hidden ones, as the loader sees them."""
+    for place, folders, names in os.walk(folder):
+        folders[:] = filter(is_visible, folders)
+        yield from (Path(place, name) for name in filter(is_visible, names))

@@ -1,6 +1,7 @@
 """What the doctor finds, as data and as text."""
 
 import dataclasses
+import functools
 from collections import Counter
 from collections.abc import Sequence
 from typing import Literal
@@ -8,12 +9,17 @@ from typing import Literal
 import rich.text
 
 _SHOWN = 5
-_COLOURS = {"error": "red", "warning": "yellow", "note": "cyan"}
+COLOURS = {"error": "red", "warning": "yellow", "note": "cyan"}
 
 
 @dataclasses.dataclass(frozen=True)
 class Finding:
     """Something that is wrong, or good to know.
+
+    ```python
+    for finding in diagnose(config, root):
+        print(finding.severity, finding.check, *finding.where)
+    ```
 
     Args:
         severity: `"error"` where the run would stop or could not be scored,
@@ -32,6 +38,18 @@ class Finding:
     where: tuple[str, ...] = ()
 
 
+def _found(
+    severity: str, check: str, where: Sequence[str], what: str, fix: str
+) -> list[Finding]:
+    """A finding in these places; none where there are none."""
+    return [Finding(severity, check, what, fix, tuple(where))] if where else []
+
+
+error = functools.partial(_found, "error")
+warning = functools.partial(_found, "warning")
+note = functools.partial(_found, "note")
+
+
 def has_errors(findings: Sequence[Finding]) -> bool:
     """Whether a finding is an error.
 
@@ -39,16 +57,6 @@ def has_errors(findings: Sequence[Finding]) -> bool:
         findings: what was found.
     """
     return any(finding.severity == "error" for finding in findings)
-
-
-def by_severity(findings: Sequence[Finding]) -> list[Finding]:
-    """Errors first, then warnings, then notes, each in the order they came.
-
-    Args:
-        findings: what was found.
-    """
-    order = list(_COLOURS)
-    return sorted(findings, key=lambda finding: order.index(finding.severity))
 
 
 def findings_text(findings: Sequence[Finding]) -> rich.text.Text:
@@ -60,14 +68,14 @@ def findings_text(findings: Sequence[Finding]) -> rich.text.Text:
     """
     text = rich.text.Text()
     for finding in findings:
-        text.append(finding.severity, f"bold {_COLOURS[finding.severity]}")
+        text.append(finding.severity, f"bold {COLOURS[finding.severity]}")
         text.append(f" {finding.check}: {finding.what}\n")
         for place in _cut(finding.where):
             lines = "\n    ".join(_cut(place.split("\n")))
             text.append(f"  - {lines}\n", "dim")
         text.append("  fix: ", "bold").append(f"{finding.fix}\n\n")
     counts = Counter(finding.severity for finding in findings)
-    return text.append(", ".join(f"{kind}s: {counts[kind]}" for kind in _COLOURS))
+    return text.append(", ".join(f"{kind}s: {counts[kind]}" for kind in COLOURS))
 
 
 def _cut(items: Sequence[str]) -> list[str]:

@@ -1,5 +1,5 @@
 """`keras-ccp report`: a run as one HTML file."""
 
-from keras_ccp.app.report.page import write_report
+from keras_ccp.app.report.report import write_report
 
 __all__ = ["write_report"]

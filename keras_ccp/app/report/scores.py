@@ -5,6 +5,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+# Shares above 0 of a class that is taken for another, by both labels.
+Confusions = dict[tuple[int, int], float]
+
 
 class ClassScore(NamedTuple):
     """Means over the queries of a class.
@@ -14,7 +17,7 @@ class ClassScore(NamedTuple):
         num_queries: those with a true reference.
         num_references: true references of each of them.
         precision_at_1: NaN without such a query.
-        map_at_r: likewise.
+        map_at_r: the same.
     """
 
     label: int
@@ -44,6 +47,7 @@ class Neighbors(NamedTuple):
     """What the queries find, nearest first.
 
     Args:
+        query_labels: `(n,)` ints, classes of the queries.
         distances: `(n, k)` floats.
         indices: `(n, k)` ints, rows of the gallery.
         labels: `(n, k)` ints, their classes.
@@ -51,6 +55,7 @@ class Neighbors(NamedTuple):
             `min(R, k)` neighbours count where classes are confused.
     """
 
+    query_labels: np.ndarray
     distances: np.ndarray
     indices: np.ndarray
     labels: np.ndarray
@@ -62,73 +67,40 @@ class Neighbors(NamedTuple):
         return np.arange(self.labels.shape[1]) < self.num_references[:, None]
 
 
-def class_scores(
-    labels: np.ndarray, scores: dict[str, np.ndarray], num_classes: int
-) -> list[ClassScore]:
-    """Averages the scores of the queries of each class.
+def class_scores(labels: np.ndarray, scores: dict[str, np.ndarray]) -> list[ClassScore]:
+    """Averages the scores of the queries of each class, by label.
 
-    Args:
-        labels: `(n,)` ints, the classes of the queries.
-        scores: of each query, as `retrieval.score_queries` gives them.
-        num_classes: int, labels are below it.
-
-    Returns:
-        One entry for each class that has queries, by label.
+    `scores` are those of each query, as `retrieval.score_queries` gives them.
     """
     entries = []
-    order = np.argsort(labels, kind="stable")
-    bounds = np.searchsorted(labels[order], np.arange(num_classes + 1))
-    for label in range(num_classes):
-        rows = order[bounds[label] : bounds[label + 1]]
-        if not len(rows):
-            continue
-        num_references = int(scores["num_references"][rows[0]])
-        if num_references:
-            values = [scores[k][rows].mean() for k in ("precision_at_1", "map_at_r")]
-            entry = ClassScore(label, len(rows), num_references, *map(float, values))
-        else:
-            entry = ClassScore(label, 0, 0, np.nan, np.nan)
-        entries.append(entry)
+    for label in np.unique(labels).tolist():
+        own = np.flatnonzero(labels == label)
+        count = int(scores["num_references"][own[0]])
+        means = [scores[k][own].mean() for k in ("precision_at_1", "map_at_r")]
+        entries.append(ClassScore(label, len(own) * bool(count), count, *means))
     return entries
 
 
-def confusions(
-    labels: np.ndarray, neighbors: Neighbors
-) -> dict[tuple[int, int], float]:
+def confusions(neighbors: Neighbors) -> Confusions:
     """How often neighbours are of which other class.
 
     The share of a class `a` that is taken for `b` is the number of neighbours of class
     `b` that queries of `a` have, over the number of all neighbours they have. Only the
     neighbours that count are meant.
-
-    Args:
-        labels: `(n,)` ints, the classes of the queries.
-        neighbors: what they find.
-
-    Returns:
-        The shares above 0 by `(a, b)`, without `a` taken for itself.
     """
-    totals = np.bincount(labels, weights=neighbors.counted.sum(axis=1))
-    wrong = neighbors.counted & (neighbors.labels != labels[:, None])
-    rows, columns = np.nonzero(wrong)
+    labels, counted = neighbors.query_labels, neighbors.counted
+    totals = np.bincount(labels, weights=counted.sum(axis=1))
+    rows, columns = np.nonzero(counted & (neighbors.labels != labels[:, None]))
     pairs = np.stack([labels[rows], neighbors.labels[rows, columns]], axis=1)
     pairs, counts = np.unique(pairs, axis=0, return_counts=True)
-    return {
-        (int(a), int(b)): float(count / totals[a])
-        for (a, b), count in zip(pairs, counts, strict=True)
-    }
+    shares = counts / totals[pairs[:, 0]]
+    return dict(zip(map(tuple, pairs.tolist()), shares.tolist(), strict=True))
 
 
-def most_confused_with(
-    shares: dict[tuple[int, int], float],
-) -> dict[int, tuple[int, float]]:
-    """The class that a class is most often taken for.
+def most_confused_with(shares: Confusions) -> dict[int, tuple[int, float]]:
+    """The class that a class is most often taken for, with its share.
 
-    Args:
-        shares: as `confusions` gives them.
-
-    Returns:
-        The other class and its share by class; of equal shares the smaller label.
+    Of equal shares it is the smaller label.
     """
     most = {}
     for (a, b), share in sorted(shares.items()):
@@ -138,29 +110,18 @@ def most_confused_with(
 
 
 def confused_pairs(
-    shares: dict[tuple[int, int], float],
-    labels: np.ndarray,
-    neighbors: Neighbors,
-    count: int,
+    shares: Confusions, neighbors: Neighbors, count: int
 ) -> list[ConfusedPair]:
     """The pairs of classes that are taken for each other most.
 
-    Pairs are ordered by the mean of their two shares, equal ones by their labels.
-
-    Args:
-        shares: as `confusions` gives them.
-        labels: `(n,)` ints, the classes of the queries.
-        neighbors: what they find.
-        count: int, pairs at most.
+    They are ordered by the mean of their two shares, equal ones by their labels.
     """
-
-    def of(a: int, b: int) -> tuple[float, float]:
-        return shares.get((a, b), 0.0), shares.get((b, a), 0.0)
-
-    both = {tuple(sorted(pair)) for pair in shares}
-    chosen = sorted(both, key=lambda pair: (-sum(of(*pair)), pair))[:count]
-    pairs = []
-    for a, b in chosen:
+    both = {
+        (a, b): (shares.get((a, b), 0.0), shares.get((b, a), 0.0))
+        for a, b in map(sorted, shares)
+    }
+    pairs, labels = [], neighbors.query_labels
+    for a, b in sorted(both, key=lambda pair: (-sum(both[pair]), pair))[:count]:
         rows = np.flatnonzero((labels == a) | (labels == b))
         hits = neighbors.labels[rows] == (a + b - labels[rows, None])
         hits &= neighbors.counted[rows]
@@ -168,7 +129,7 @@ def confused_pairs(
         row, column = np.unravel_index(np.argmin(reached), reached.shape)
         query = int(rows[row])
         found = int(neighbors.indices[query, column])
-        pairs.append(ConfusedPair((a, b), of(a, b), query, found))
+        pairs.append(ConfusedPair((a, b), both[a, b], query, found))
     return pairs
 
 
@@ -179,22 +140,14 @@ def choose_queries(
     count: int,
     seed: int = 0,
 ) -> dict[str, list[int]]:
-    """Chooses queries to show.
+    """Chooses rows of at most `count` queries to show, of each kind.
 
     - `best`: highest MAP@R, at most one of a class, of at most half of the classes;
       `worst`: lowest, one of each of the other classes. Among equals the one whose
       nearest neighbour is nearest, then the first row.
     - `random`: drawn from all queries alike.
 
-    Args:
-        labels: `(n,)` ints, the classes of the queries.
-        map_at_r: `(n,)` floats, NaN for queries that are not to be shown.
-        first_distances: `(n,)` floats, to the nearest neighbour.
-        count: int, queries of each kind at most.
-        seed: int, of the random ones. Defaults to 0.
-
-    Returns:
-        Rows of queries by kind; no `worst` if there is only one class.
+    Those whose MAP@R is NaN are not shown.
     """
     scored = np.flatnonzero(~np.isnan(map_at_r))
     near = first_distances[scored]
@@ -211,4 +164,4 @@ def choose_queries(
 
 def _one_of_a_class(rows: Sequence[int], labels: np.ndarray, count: int) -> list[int]:
     _, first = np.unique(labels[rows], return_index=True)
-    return [int(rows[place]) for place in np.sort(first)[:count]]
+    return rows[np.sort(first)[:count]].tolist()

@@ -6,13 +6,13 @@ from pathlib import Path
 from typing import Any
 
 from keras_ccp.app.config import Config, dump_config
-from keras_ccp.app.search.results import write_file
 from keras_ccp.app.tuning.search_space import (
     PER_CLASS,
     PROXIMAL_WEIGHT,
     Parameter,
     with_values,
 )
+from keras_ccp.files import write_file
 from keras_ccp.monitor.plots.search import search_figure
 
 BEST_FILE = "best.yaml"

@@ -1,11 +1,30 @@
-"""Small images inside of a page."""
+"""HTML pages that hold all they need: no network, light and dark, down to a phone."""
 
 import base64
+from typing import Any
 
+import jinja2
 import numpy as np
 import tensorflow as tf
 
-SIDE = 192
+THUMBNAIL_SIDE = 192
+
+
+# Everything is escaped: names of files and classes cannot become markup.
+environment = jinja2.Environment(
+    loader=jinja2.PackageLoader("keras_ccp", ""),
+    autoescape=True,
+    undefined=jinja2.StrictUndefined,
+    trim_blocks=True,
+    lstrip_blocks=True,
+)
+
+
+def render(template: str, **values: Any) -> bytes:
+    """Fills in a template, named by its path below the package."""
+    page = environment.get_template(template).render(values)
+    # Names of files may hold bytes that are no text.
+    return page.encode("utf-8", "replace")
 
 
 def thumbnail(image: tf.Tensor | np.ndarray) -> str:
@@ -20,7 +39,7 @@ def thumbnail(image: tf.Tensor | np.ndarray) -> str:
     if image.dtype != np.uint8 and image.max(initial=0) <= 1:
         image = image * 255.0
     height, width = image.shape[:2]
-    scale = min(1.0, SIDE / max(height, width))
+    scale = min(1.0, THUMBNAIL_SIDE / max(height, width))
     shape = max(1, int(height * scale)), max(1, int(width * scale))
     pixels = tf.image.resize(image, shape, antialias=True)
     pixels = tf.cast(tf.clip_by_value(pixels, 0, 255) + 0.5, tf.uint8)

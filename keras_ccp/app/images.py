@@ -1,0 +1,100 @@
+"""Image files of a user: found, opened, and looked at on all cores."""
+
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import rich.console
+import rich.progress
+import tensorflow as tf
+
+_ENDINGS = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp")
+# Looked at before the ones in front of them are taken; more would fill the memory.
+_AHEAD = 128
+# What opening and decoding raise of a file; a mutated one may upset Python as well.
+UNREADABLE = (OSError, tf.errors.OpError, ValueError, TypeError)
+
+
+def find_images(images: Sequence[str | os.PathLike]) -> list[Path]:
+    """Absolute paths of files, and of the images in folders, sorted; each once."""
+    found = []
+    for path in images:
+        path = Path(os.path.abspath(os.path.expanduser(path)))
+        if not path.exists():
+            raise FileNotFoundError(
+                f"`images` must be files or folders that exist. Received: {path}\n"
+                "Correct the path"
+            )
+        found += sorted(_in_folder(path)) if path.is_dir() else [path]
+    if not found:
+        raise ValueError(
+            f"`images` must hold images. Received: {', '.join(map(str, images))}\n"
+            f"Name files, or folders with files that end in {', '.join(_ENDINGS)}"
+        )
+    return list(dict.fromkeys(found))
+
+
+def _in_folder(folder: Path) -> Iterator[Path]:
+    for place, folders, names in os.walk(folder):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        for name in names:
+            if name.lower().endswith(_ENDINGS) and not name.startswith("."):
+                yield Path(place, name)
+
+
+def read_file(path: str | os.PathLike) -> bytes:
+    """Opens a user's image file: the one place that does."""
+    path = Path(path)
+    if path.exists() and not path.is_file():
+        # A pipe would wait, and a device never end.
+        raise OSError(None, "a folder or device, not a file")
+    return path.read_bytes()
+
+
+def look_at(
+    look: Callable[[Any], Any], images: Sequence[Any], title: str, has_bar: bool
+) -> Iterator[tuple[Any, str]]:
+    """What `look` returns for each image, in order; or `None` and why it failed."""
+
+    def try_to(image: Any) -> tuple[Any, str]:
+        try:
+            with tf.device("CPU:0"):
+                return look(image), ""
+        except UNREADABLE as error:
+            return None, reason(error)
+
+    def in_order() -> Iterator[tuple[Any, str]]:
+        # TensorFlow lets go of the interpreter while it decodes.
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            ahead = iter(())
+            for start in range(0, len(images), _AHEAD):
+                chunk = pool.map(try_to, images[start : start + _AHEAD])
+                yield from ahead
+                ahead = chunk
+            yield from ahead
+
+    return progress(in_order(), title, len(images)) if has_bar else in_order()
+
+
+def reason(error: Exception) -> str:
+    """An error of a file in one line, without the names of files and operations."""
+    if isinstance(error, OSError):
+        return error.strerror or type(error).__name__
+    message = str(getattr(error, "message", error))
+    message = message.split("}} ", 1)[-1].split(" [Op:", 1)[0]
+    return message.split("\n", 1)[0].strip() or type(error).__name__
+
+
+def relative(path: str, root: Path) -> str:
+    """A path below the root as it is named there, others as they are."""
+    is_below = Path(path).is_relative_to(root)
+    return os.path.relpath(path, root) if is_below else path
+
+
+def progress(values: Iterable[Any], description: str, total: int) -> Iterator[Any]:
+    """Passes values on, with a bar that leaves the standard output to results."""
+    console = rich.console.Console(stderr=True)
+    options = {"total": total, "console": console, "transient": True}
+    return rich.progress.track(values, description, **options)

@@ -1,0 +1,158 @@
+"""`write_report`: evaluates a run once more and writes the page."""
+
+import json
+import logging
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from keras_ccp import retrieval
+from keras_ccp.app.config import dump_config
+from keras_ccp.app.evaluation import join_embedders
+from keras_ccp.app.images import relative
+from keras_ccp.app.page import render, thumbnail
+from keras_ccp.app.published import published_row
+from keras_ccp.app.report import charts, scores
+from keras_ccp.app.report.distances import distance_histogram
+from keras_ccp.app.report.history import History, read_histories
+from keras_ccp.app.run import METRICS_FILE, evaluate_run, load_run_config, unfinished
+from keras_ccp.app.splits import Splits, load_splits
+from keras_ccp.files import write_file
+from keras_ccp.pipeline import EvaluationData
+
+_SHOWN = 5
+_QUERIES, _PAIRS = 6, 12
+# Neighbours that are looked at where classes are confused.
+_MOST_NEIGHBORS = 100
+_log = logging.getLogger(__name__)
+
+
+class Picture(NamedTuple):
+    """An image of the data on the page: small, as a URI, and its file if it has one."""
+
+    uri: str
+    file: str
+
+
+def write_report(
+    run: str | os.PathLike,
+    root: str | os.PathLike,
+    out: str | os.PathLike | None = None,
+) -> Path:
+    """Writes what a run has learned as one HTML file that needs nothing else.
+
+    Scores are those of `metrics.json`, made where they are missing of the models that
+    are finished; if some are not, the page and a logged warning say so. Pictures,
+    classes and distances are of the test images, embedded by all models of the first
+    repetition side by side.
+
+    Args:
+        run: folder of the run.
+        root: folder of the data.
+        out: HTML file. Defaults to `None`: `report.html` in the run's folder.
+
+    Returns:
+        Path of the file.
+
+    Raises:
+        FileNotFoundError: If there is no run, or none of its models is finished.
+    """
+    run = Path(run)
+    out = run / "report.html" if out is None else Path(out)
+    config = load_run_config(run)
+    histories = read_histories(run)
+    metrics = _metrics(run, root, histories)
+    if warning := unfinished(run, config):
+        _log.warning("%s: %s", run, warning)
+    splits = load_splits(config.data, root)
+    first = [h.directory for h in histories if h.repeat == histories[0].repeat]
+    data = Path(config.data.file).stem if config.data.file else config.data.name
+    versions = run / "versions.json"
+    page = render(
+        "app/report/report.html.j2",
+        unfinished=warning,
+        title=f"{config.method} on {data}",
+        num_classes=splits.query.num_classes,
+        num_images=len(splits.query) + len(splits.gallery or ()),
+        metrics=metrics,
+        published=published_row(metrics["dataset"], metrics["method"]) or {},
+        histories=histories,
+        charts=charts,
+        config=dump_config(config),
+        versions=json.loads(versions.read_text("utf-8")) if versions.exists() else {},
+        num_joined=len(first),
+        **_results(splits, join_embedders(first), Path(root)),
+    )
+    write_file(out, page)
+    return out
+
+
+def _metrics(run: Path, root: str | os.PathLike, histories: list[History]) -> dict:
+    path = run / METRICS_FILE
+    if path.exists():
+        metrics = json.loads(path.read_text("utf-8"))
+        if len(metrics["models"]) == len(histories):
+            return metrics
+    return evaluate_run(run, root)
+
+
+def _results(splits: Splits, embedder: Any, root: Path) -> dict[str, Any]:
+    """What the test images show, for the template."""
+    query, gallery = splits.query, splits.gallery
+    is_one_set = gallery is None
+    parts = [query] if is_one_set else [query, gallery]
+    arguments = [x for part in parts for x in (_embed(embedder, part), part.labels)]
+    of_queries = retrieval.score_queries(*arguments)
+    references = of_queries["num_references"]
+    vectors, known = arguments[-2:]
+    k = max(_SHOWN, min(_MOST_NEIGHBORS, int(references.max())))
+    k = min(k, len(known) - is_one_set)
+    found = retrieval.search(arguments[0], vectors, k, exclude_self=is_one_set)
+    neighbors = scores.Neighbors(query.labels, *found, known[found[1]], references)
+    shares = scores.confusions(neighbors)
+    pairs = scores.confused_pairs(shares, neighbors, _PAIRS)
+    map_at_r, near = of_queries["map_at_r"], neighbors.distances[:, 0]
+    chosen = scores.choose_queries(query.labels, map_at_r, near, _QUERIES)
+    rows = [row for kind in chosen.values() for row in kind]
+    shown = neighbors.indices[rows, :_SHOWN].ravel()
+    histogram = distance_histogram(*arguments)
+    return {
+        "classes": scores.class_scores(query.labels, of_queries),
+        "class_names": query.class_names,
+        "most_confused": scores.most_confused_with(shares),
+        "pairs": pairs,
+        "chosen": chosen,
+        "num_shown": min(_SHOWN, k),
+        "num_queries": len(query),
+        "is_one_set": is_one_set,
+        "most_neighbors": k if references.max() > k else None,
+        "neighbors": neighbors,
+        "labels": query.labels,
+        "map_at_r": map_at_r,
+        "queries": _pictures(query, [*rows, *(pair.query for pair in pairs)], root),
+        "found": _pictures(
+            parts[-1], [*shown, *(pair.neighbour for pair in pairs)], root
+        ),
+        "histogram": histogram,
+        "distances": charts.distance_chart(histogram),
+    }
+
+
+def _embed(embedder: Any, dataset: Any) -> np.ndarray:
+    data = EvaluationData(dataset, "test images")
+    return embedder.predict(data.batches(), verbose=0)
+
+
+def _pictures(dataset: Any, rows: Iterable[int], root: Path) -> dict[int, Picture]:
+    """Images as the embedder sees them, by their row."""
+    rows = sorted({int(row) for row in rows})
+    data, pictures = EvaluationData(dataset, "test images"), {}
+    images = data.batches(rows).unbatch().as_numpy_iterator() if rows else ()
+    for row, pixels in zip(rows, images, strict=True):
+        image = dataset.images[row]
+        file = relative(image, root) if isinstance(image, str) else ""
+        pictures[row] = Picture(thumbnail(pixels), file)
+    return pictures
