@@ -1149,25 +1149,20 @@ class CCPModel(Trainer):
     def _pair_loss(self, labels: tf.Tensor, embeddings: tf.Tensor) -> tf.Tensor:
         if self.reference_bank is None:
             return tf.reduce_mean(self.loss.call(labels, embeddings))
-        rows = self.loss.pairs(
-            labels, embeddings, *self._references(labels, embeddings)
-        )
+        rows = self.loss.pairs(labels, embeddings, *self._references())
+        rows = losses.pair_loss.as_rows(rows, labels)
         if self.in_batch_weight:
             rows += self.in_batch_weight * self.loss.call(labels, embeddings)
         return tf.reduce_mean(rows)
 
-    def _references(self, labels, embeddings):
+    def _references(self):
         """Labels and embeddings of what a batch is compared with."""
         bank = self.reference_bank
         if self.sample_bank is not None:
             return bank.labels, self(bank.rows(), training=True)
         if self.loss.ignores_length:
             return bank.labels, bank.rows()
-        # XLA knows only tensors of one size.
-        reach = float("inf") if self.jit_compile else self.loss.reach
-        return losses.within_reach(
-            reach, labels, embeddings, bank.labels, bank.rows(), self.normalize
-        )
+        return bank.labels, self.normalize(bank.rows())
 
     def compute_loss(
         self, x=None, y=None, y_pred=None, sample_weight=None, training=True
@@ -1227,7 +1222,6 @@ class CCPModel(Trainer):
                 mean is taken, or an argument has no meaning here, such as `metrics`.
         """
         loss = losses.get(loss)
-        losses.check_rows(loss, self.embedder.output_shape[-1])
         refuse_compile_arguments(kwargs)
         kept = self.memory
         if self.memory is not None:

@@ -12,10 +12,12 @@ import tensorflow as tf
 
 from keras_ccp import losses
 from keras_ccp.layers import l2_normalize
-from keras_ccp.losses.cross_batch_memory import CrossBatchMemory
-from keras_ccp.losses.proxy_anchor import ProxyAnchorLoss
-from keras_ccp.losses.proxy_nca import ProxyNCALoss
-from keras_ccp.losses.soft_triple import SoftTripleLoss
+from keras_ccp.losses import (
+    CrossBatchMemory,
+    ProxyAnchorLoss,
+    ProxyNCALoss,
+    SoftTripleLoss,
+)
 
 GOLDEN = Path(__file__).parent / "golden" / "metric_learning.npz"
 SIMILARITY = {"unit": "cosine", "raw": "dot"}

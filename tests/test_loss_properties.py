@@ -68,6 +68,7 @@ CASES = {
     "own reference only": ([3], [EAST], [3], [NORTH]),
     "other references only": ([3, 3], [EAST, NORTH], [0, 1], [EAST, WEST]),
     "far references": ([3, 3], [EAST, EAST], [0, 1, 3], [WEST, WEST, EAST]),
+    "tiny": ([0, 0, 1, 1], [[1e-30, 0.0], [0.0, 1e-30], [1e-30] * 2, ZERO]),
     "zero references": ([0, 1], [EAST, NORTH], [0, 1], [ZERO, ZERO]),
 }
 WITH_MARGINS = ("contrastive", "cosine_contrastive", "triplet")
@@ -78,8 +79,8 @@ ZEROS = {
     "one class, all zero": ("contrastive", "triplet"),
     "no positive": ("triplet",),
     "no positive, far apart": WITH_MARGINS,
-    "batch of one": (*WITH_MARGINS, "multi_similarity"),
-    "batch of one, zero": (*WITH_MARGINS, "multi_similarity"),
+    "batch of one": losses._BY_NAME,
+    "batch of one, zero": losses._BY_NAME,
     "margins kept": WITH_MARGINS,
     "own reference only": ("triplet",),
     "other references only": ("triplet",),
@@ -97,6 +98,16 @@ def test_degenerate_batches(name):
         if name.partition("-")[0] in ZEROS.get(case, ()):
             for values in (rows, *gradients):
                 np.testing.assert_array_equal(values, 0.0, err_msg=case)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_not_a_number_is_not_hidden(name):
+    labels, references = [0, 0, 1, 1, 2], [2, 1, 0, 1]
+    for side in (0, 1):
+        x, r = (np.random.default_rng(0).normal(size=(n, 3)) for n in (5, 4))
+        (x, r)[side][2, 1] = np.nan
+        rows, _ = rows_and_gradients(name, labels, x, references, r)
+        assert np.isnan(np.mean(rows))
 
 
 # --- Random batches ---

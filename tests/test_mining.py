@@ -1,6 +1,5 @@
 import inspect
 import math
-import re
 from itertools import product
 
 import keras
@@ -10,7 +9,7 @@ import tensorflow as tf
 
 from keras_ccp import losses
 from keras_ccp.losses import mining
-from keras_ccp.losses.pairwise import class_masks, pairwise_distances
+from keras_ccp.losses.pairs import class_masks, pairwise_distances
 
 BY_DISTANCE = ["hard", "semi_hard", "easy_positive"]
 MINERS = [*BY_DISTANCE, "distance_weighted"]
@@ -225,16 +224,6 @@ def test_missing_sides_stay_empty(name):
     assert mine(name, [0], x[:1], np.zeros([0], int), np.zeros([0, 3])) == ([[]], [[]])
 
 
-@pytest.mark.parametrize("name", MINERS)
-@pytest.mark.parametrize("cls", LOSSES)
-@pytest.mark.parametrize("side", [0, 1])
-def test_not_a_number_is_not_hidden(cls, name, side):
-    labels, x, references, r = random_problem()
-    (x, r)[side][2, 1] = np.nan
-    rows = cls(mining=name).pairs(labels, x, references, r)
-    assert np.isnan(tf.reduce_mean(rows))
-
-
 # --- Distance-weighted ---
 
 REFERENCE_DISTANCES = [0.1, 0.3, 0.5, 0.7, 0.9, 1.1, 1.3, 1.39, 1.41, 1.9]
@@ -334,21 +323,6 @@ def test_none_is_the_default_and_counts_all(cls):
     np.testing.assert_array_equal(cls(mining=None).pairs(*problem), rows)
     for name in BY_DISTANCE:
         assert np.abs(cls(mining=name).pairs(*problem) - rows).max() > 1e-3
-
-
-@pytest.mark.parametrize("cls", LOSSES)
-@pytest.mark.parametrize("name", [None, *MINERS])
-def test_mining_survives_the_config(cls, name):
-    config = keras.saving.serialize_keras_object(cls(mining=name))
-    assert keras.saving.deserialize_keras_object(config).mining == name
-
-
-@pytest.mark.parametrize("cls", LOSSES)
-@pytest.mark.parametrize("name", ["semihard", "", 1, ["hard"], True])
-def test_unknown_miners_are_named(cls, name):
-    message = re.escape(f'"distance_weighted". Received: mining={name!r}')
-    with pytest.raises(ValueError, match=message):
-        cls(mining=name)
 
 
 @pytest.mark.parametrize(

@@ -20,13 +20,23 @@ def random_problem():
     labels = np.array([0, 0, 0, 1, 1, 1, 1, 2, 2, 3, 3, 4], "int32")
     references = np.array([5, 1, 3, 1, 0, 5, 3, 4, 1], "int32")
     x, r = rng.normal(size=(12, 3)), rng.normal(size=(9, 3))
-    return x.astype("float32"), labels, r.astype("float32"), references
+    x, r = (tf.constant(points, tf.float32) for points in (x, r))
+    return tf.constant(labels), x, tf.constant(references), r
+
+
+def with_gradients(loss, labels, x, references, r):
+    """Rows and the gradients of their mean with respect to `x` and `r`."""
+    with tf.GradientTape() as tape:
+        tape.watch((x, r))
+        rows = loss.pairs(labels, x, references, r)
+        value = tf.reduce_mean(rows)
+    return rows, *tape.gradient(value, (x, r))
 
 
 @pytest.mark.parametrize("name", ALL)
 @pytest.mark.parametrize("jit_compile", [False, True])
 def test_trains_any_keras_model(name, jit_compile):
-    x, labels, _, _ = random_problem()
+    labels, x, *_ = random_problem()
     model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
     before = model.get_weights()[0]
     model.compile("sgd", loss=losses.get(name), jit_compile=jit_compile)
@@ -38,32 +48,31 @@ def test_trains_any_keras_model(name, jit_compile):
 
 @pytest.mark.parametrize("name", ALL)
 def test_compiled_equals_eager(name):
-    loss = losses.get(name)
-    x, labels, r, references = random_problem()
-    expected = loss.pairs(labels, x, references, r)
-    compiled = tf.function(loss.pairs, jit_compile=True)
-    np.testing.assert_allclose(
-        compiled(labels, x, references, r), expected, rtol=1e-5, atol=1e-6
-    )
-    unknown_batch = tf.function(
-        loss.pairs,
-        input_signature=[
-            tf.TensorSpec([None], tf.int32),
-            tf.TensorSpec([None, 3]),
-            tf.TensorSpec([None], tf.int32),
-            tf.TensorSpec([None, 3]),
-        ],
-    )
-    rows = unknown_batch(labels.astype("int32"), x, references.astype("int32"), r)
-    np.testing.assert_allclose(rows, expected, rtol=1e-5, atol=1e-6)
+    loss, problem = losses.get(name), random_problem()
+    expected = with_gradients(loss, *problem)
+
+    @tf.function(jit_compile=True)
+    def compiled(*problem):
+        return with_gradients(loss, *problem)
+
+    for found, value in zip(compiled(*problem), expected, strict=True):
+        np.testing.assert_allclose(found, value, rtol=1e-5, atol=2e-5)
+    spec = [tf.TensorSpec(None, "int32"), tf.TensorSpec(None, "float32")]
+    for shapes in (spec, [tf.TensorSpec([None], "int32"), tf.TensorSpec([None, 3])]):
+        rows = tf.function(loss.pairs, input_signature=[*shapes, *shapes])(*problem)
+        np.testing.assert_allclose(rows, expected[0], rtol=1e-5, atol=1e-6)
+
+
+# In float16 11317 is 11320; in float32 2^24 + 1 is 2^24; in int32 there is no 2^31.
+NEIGHBOURS = [("mixed_float16", 11317, 3), ("float32", 2**24, 1), ("float32", 2**31, 1)]
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_neighbouring_labels_survive_mixed_precision(name):
-    # float16 has no 11317: it would fall together with 11320.
-    keras.config.set_dtype_policy("mixed_float16")
+@pytest.mark.parametrize("policy, label, step", NEIGHBOURS)
+def test_neighbouring_labels_stay_apart(name, policy, label, step):
+    keras.config.set_dtype_policy(policy)
     x = np.array([[1.0, 0.0], [-1.0, 0.0]] * 2, "float16")
-    loss, labels = losses.get(name), np.array([11317, 11317, 11320, 11320])
+    loss, labels = losses.get(name), label + step * np.array([0, 0, 1, 1])
     apart = loss(labels[:, None], x)
     assert apart.dtype == tf.float32
     assert float(apart) == float(loss([0, 0, 1, 1], x))
@@ -73,101 +82,157 @@ def test_neighbouring_labels_survive_mixed_precision(name):
     np.testing.assert_array_equal(rows, loss.pairs([0, 0, 1, 1], x, [1, 1, 0, 0], x))
 
 
+@pytest.mark.parametrize("dtype", ["int64", "uint32"])
+def test_labels_of_a_keras_model_stay_apart(dtype):
+    labels, x = (2**24 + np.arange(12) // 2).astype(dtype), random_problem()[1]
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Identity()])
+    model.compile("sgd", losses.TripletLoss())
+    expected = losses.TripletLoss()(np.arange(12) // 2, x)
+    assert model.evaluate(x, labels, 12, verbose=0) == pytest.approx(float(expected))
+    assert float(expected) > 0
+
+
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
 @pytest.mark.parametrize("name", ALL)
 def test_computes_in_float32_or_better(name, dtype):
-    x, labels, r, references = random_problem()
-    x = tf.cast(x, dtype)
-    with tf.GradientTape() as tape:
-        tape.watch(x)
-        rows = losses.get(name).pairs(labels, x, references, r)
+    labels, x, references, r = random_problem()
+    x, loss = tf.cast(x, dtype), losses.get(name)
+    rows, x_gradient, r_gradient = with_gradients(loss, labels, x, references, r)
     assert rows.dtype == (tf.float64 if dtype == "float64" else tf.float32)
-    assert tape.gradient(rows, x).dtype == dtype
+    assert x_gradient.dtype == dtype and r_gradient.dtype == tf.float32
+    wide = loss.pairs(labels, tf.cast(x, tf.float64), references, r)
+    np.testing.assert_allclose(rows, wide, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize(
-    "loss",
-    [
-        losses.ContrastiveLoss(0.1, 0.7, name="near"),
-        losses.CosineContrastiveLoss(0.2, similarity="dot", reduction="sum"),
-        losses.MultiSimilarityLoss(3, 30, 0.4, similarity="dot"),
-        losses.TripletLoss(0.3, reduction=None),
-    ],
+    "reduction, weight", [("sum", 1.0), (None, 1.0), ("mean", 3.0)]
 )
-def test_survives_serialisation(loss):
-    config = loss.get_config()
-    assert type(loss).from_config(config).get_config() == config
-    written = json.dumps(keras.saving.serialize_keras_object(loss))
-    read = keras.saving.deserialize_keras_object(json.loads(written))
-    assert type(read) is type(loss) and read.get_config() == config
+def test_keras_reduces_the_rows(reduction, weight):
+    labels, x, *_ = random_problem()
+    rows = losses.TripletLoss().call(labels, x)
+    loss = losses.TripletLoss(reduction=reduction)
+    reduce = {"sum": np.sum, None: np.asarray, "mean": np.mean}[reduction]
+    value = loss(labels, x, sample_weight=np.full(12, weight))
+    np.testing.assert_allclose(value, weight * reduce(rows), rtol=1e-6)
 
 
-@pytest.mark.parametrize("name", ALL)
-def test_two_replicas_give_what_one_gives(name):
-    loss = losses.get(name)
-    x, labels, r, references = random_problem()
+# --- Replicas ---
 
-    def step(batch):
-        embeddings, batch_labels = batch
+
+def values_and_gradients(labels, x, references, r, in_batch):
+    """Each loss against references, plus that in the batch: `[(value, gradients)]`.
+
+    Gradients are those of this replica's share, to be summed over replicas.
+    """
+    results, count = [], tf.distribute.get_strategy().num_replicas_in_sync
+    for name in ALL:
+        loss = losses.get(name)
         with tf.GradientTape() as tape:
-            tape.watch(embeddings)
-            rows = loss.pairs(batch_labels, embeddings, references, r)
+            tape.watch((x, r))
+            rows = loss.pairs(labels, x, references, r)
+            if in_batch:
+                rows += loss.call(labels, x)
             value = tf.reduce_mean(rows)
-        return rows, tape.gradient(value, embeddings)
+            share = value / count
+        results.append((value, *tape.gradient(share, (x, r))))
+    return results
 
+
+@pytest.mark.parametrize("num_replicas, in_batch", [(2, True), (4, False)])
+def test_replicas_give_what_one_gives(num_replicas, in_batch):
+    # Classes are sorted: no replica sees what another does.
+    labels, x, references, r = random_problem()
     # Without collective operations, whose keys two strategies of a process would share.
     strategy = tf.distribute.MirroredStrategy(
-        ["CPU:0", "CPU:1"],
+        [f"CPU:{i}" for i in range(num_replicas)],
         cross_device_ops=tf.distribute.ReductionToOneDevice(),
     )
-    batches = tf.data.Dataset.from_tensor_slices((x, labels)).batch(12)
+    batches = tf.data.Dataset.from_tensor_slices((labels, x)).batch(12)
     batch = next(iter(strategy.experimental_distribute_dataset(batches)))
-    rows, gradients = tf.function(strategy.run)(step, args=(batch,))
-    expected_rows, expected_gradient = step((tf.constant(x), labels))
-    rows = np.concatenate(strategy.experimental_local_results(rows))
-    gradients = np.concatenate(strategy.experimental_local_results(gradients))
-    np.testing.assert_allclose(rows, expected_rows, rtol=1e-5)
-    # Each replica averages over half the batch.
-    np.testing.assert_allclose(gradients / 2, expected_gradient, rtol=1e-4, atol=1e-6)
+
+    def step(labels, x):
+        return values_and_gradients(labels, x, references, r, in_batch)
+
+    results = tf.function(strategy.run)(step, args=batch)
+    expected = values_and_gradients(labels, x, references, r, in_batch)
+    for result, (value, x_gradient, r_gradient) in zip(results, expected, strict=True):
+        values, x_gradients, r_gradients = (
+            [part.numpy() for part in strategy.experimental_local_results(parts)]
+            for parts in result
+        )
+        assert np.mean(values) == pytest.approx(float(value), rel=1e-5)
+        for gradient, whole in (
+            (np.concatenate(x_gradients), x_gradient),
+            (np.sum(r_gradients, axis=0), r_gradient),
+        ):
+            np.testing.assert_allclose(gradient, whole, rtol=1e-4, atol=1e-5)
 
 
 # --- Arguments ---
 
 
 @pytest.mark.parametrize(
-    "make, error, message",
+    "loss",
     [
-        (lambda: losses.ContrastiveLoss(-0.1), ValueError, "positive_margin=-0.1"),
-        (lambda: losses.ContrastiveLoss(0, "1"), TypeError, "negative_margin='1'"),
-        (lambda: losses.CosineContrastiveLoss(True), TypeError, "margin=True"),
-        (lambda: losses.CosineContrastiveLoss(math.nan), ValueError, "margin=nan"),
-        (
-            lambda: losses.CosineContrastiveLoss(similarity="l2"),
-            ValueError,
-            "similarity='l2'",
-        ),
-        (lambda: losses.MultiSimilarityLoss(alpha=0), ValueError, "alpha=0"),
-        (lambda: losses.MultiSimilarityLoss(beta=-1), ValueError, "beta=-1"),
-        (lambda: losses.MultiSimilarityLoss(base=None), TypeError, "base=None"),
-        (lambda: losses.TripletLoss(-1), ValueError, "margin=-1"),
-        (lambda: losses.get("tripplet"), ValueError, "loss='tripplet'"),
-        (lambda: losses.get(3), TypeError, "loss=3"),
-        (
-            lambda: losses.get(losses.MultiSimilarityLoss),
-            TypeError,
-            "`loss` must be a loss, not its class: call it, MultiSimilarityLoss()",
-        ),
-        (lambda: losses.get(int), TypeError, "Received: loss=<class 'int'>"),
-        (
-            lambda: losses.PairLoss().pairs([0], [[1.0]], [0], [[1.0]]),
-            NotImplementedError,
-            "PairLoss must implement",
-        ),
+        losses.ContrastiveLoss(0.1, 0.7, "hard", name="near"),
+        losses.CosineContrastiveLoss(0.2, "dot", "semi_hard", reduction="sum"),
+        losses.MultiSimilarityLoss(3, 30, 0.4, "dot", "distance_weighted"),
+        losses.TripletLoss(0.3, "easy_positive", reduction=None),
+        losses.ProxyAnchorLoss(0.2, 16.0, similarity="dot", name="anchor"),
+        losses.ProxyNCALoss(0.3, similarity="dot", reduction="sum"),
+        losses.SoftTripleLoss(10, 0.2, 0.3, 0.02, similarity="dot", reduction=None),
     ],
 )
-def test_wrong_arguments_are_named(make, error, message):
-    with pytest.raises(error, match=re.escape(message)):
-        make()
+def test_survives_serialisation(loss):
+    config, defaults = loss.get_config(), type(loss)().get_config()
+    own = set(config) - {"name", "reduction"}
+    assert all(config[argument] != defaults[argument] for argument in own)
+    assert type(loss).from_config(config).get_config() == config
+    written = json.dumps(keras.saving.serialize_keras_object(loss))
+    assert f"keras_ccp>{type(loss).__name__}" in written
+    read = keras.saving.deserialize_keras_object(json.loads(written))
+    assert type(read) is type(loss) and read.get_config() == config
+
+
+@pytest.mark.parametrize(
+    "make, arguments",
+    [
+        (losses.ContrastiveLoss, [-0.1, {"negative_margin": "1"}, {"mining": "near"}]),
+        (losses.CosineContrastiveLoss, [True, math.nan, {"similarity": "l2"}]),
+        (losses.MultiSimilarityLoss, [0, {"beta": -1}, {"base": None}]),
+        (losses.TripletLoss, [-1, {"mining": ["hard"]}, {"mining": True}]),
+        (losses.ProxyAnchorLoss, ["0", {"alpha": 0}, {"similarity": "l2"}]),
+        (losses.ProxyNCALoss, [0, None, {"similarity": None}]),
+        (losses.SoftTripleLoss, [-1, {"gamma": 0.0}, {"tau": -0.1}, {"margin": True}]),
+    ],
+)
+def test_wrong_arguments_are_named(make, arguments):
+    first = list(make().get_config())[2]
+    for given in arguments:
+        given = given if isinstance(given, dict) else {first: given}
+        ((argument, value),) = given.items()
+        message = re.escape(f"Received: {argument}={value!r}")
+        with pytest.raises((TypeError, ValueError), match=message):
+            make(**given)
+
+
+def test_defaults():
+    defaults = {
+        "contrastive": {"positive_margin": 0, "negative_margin": 0.5},
+        "cosine_contrastive": {"margin": 0.5},
+        "multi_similarity": {"alpha": 2, "beta": 40, "base": 0.5},
+        "triplet": {"margin": 0.1},
+        "proxy_anchor": {"margin": 0.1, "alpha": 32},
+        "proxy_nca": {"temperature": 0.1},
+        "soft_triple": {"scale": 20, "gamma": 0.1, "tau": 0.2, "margin": 0.01},
+    }
+    for name, expected in defaults.items():
+        config = losses.get(name).get_config()
+        assert {"name": f"{name}_loss", **expected}.items() <= config.items()
+        assert (config.get("similarity", "cosine"), config.get("mining")) == (
+            "cosine",
+            None,
+        )
 
 
 @pytest.mark.parametrize("name", ALL)
@@ -176,8 +241,16 @@ def test_get(name):
     assert isinstance(loss, losses.PairLoss)
     assert losses.get(loss) is loss
     assert loss.get_config() == type(loss)().get_config()
-    with pytest.raises(ValueError, match=f'"{name}"'):
+    with pytest.raises(ValueError, match=f"\"{name}\".*Received: loss='unknown'"):
         losses.get("unknown")
+
+
+@pytest.mark.parametrize(
+    "other", [3, None, int, losses.TripletLoss, keras.losses.MeanSquaredError()]
+)
+def test_other_losses_are_refused(other):
+    with pytest.raises(TypeError, match=re.escape(f"Received: loss={other!r}")):
+        losses.get(other)
 
 
 # --- Shapes, reductions and functions ---
@@ -186,80 +259,35 @@ X = np.zeros((6, 4), "float32")
 SIX = np.arange(6) % 3
 
 
-@pytest.mark.parametrize("name", [*ALL, "memory", "function"])
-@pytest.mark.parametrize(
-    "labels, embeddings, error, message",
-    [
-        (np.eye(6, 5), X, ValueError, "one-hot rows .* labels of shape [(]6, 5"),
-        ([0, 1, 2], X, ValueError, "one label for each row .* shape [(]3,[)], em"),
-        (["a"] * 6, X, TypeError, "`labels` must be whole numbers; number strings"),
-        (tf.constant(["a"] * 6), X, TypeError, "`labels` must be whole numbers"),
-        (SIX, X[:, 0], ValueError, "`embeddings` must have shape [(]n, dim[)]"),
-        (3, X, ValueError, "Received: labels of shape [(][)]"),
-    ],
-)
-def test_what_does_not_fit_a_bare_loss_is_said(
-    name, labels, embeddings, error, message
-):
-    with pytest.raises(error, match=message):
-        any_loss(name)(labels, embeddings)
-
-
-def rows_of_zeros(
-    labels, embeddings, reference_labels, reference_embeddings, exclude_self=False
-):
-    return tf.reduce_sum(embeddings, axis=1)
+@keras.saving.register_keras_serializable("tests")
+def weighted(labels, x, reference_labels, r, exclude_self=False, weight=1.0):
+    return weight * tf.reduce_sum(x, axis=1)
 
 
 def any_loss(name):
     if name == "memory":
         return losses.CrossBatchMemory("contrastive", 12)
-    return losses.get(rows_of_zeros if name == "function" else name)
+    return losses.get(weighted if name == "function" else name)
 
 
 @pytest.mark.parametrize("name", [*ALL, "memory", "function"])
-@pytest.mark.parametrize(
-    "references, message",
-    [
-        (([0, 1], X[:2, :3]), "`reference_embeddings` must be as wide as `embeddings`"),
-        (([0, 1, 2], X[:2]), "`reference_labels` must hold one label for each row"),
-        ((np.eye(2, 3), X[:2]), "`reference_labels` must have shape (n,) or (n, 1)"),
-        (([0, 1], X), "`reference_labels` must hold one label for each row"),
-    ],
-)
-def test_references_that_do_not_fit_are_named(name, references, message):
-    with pytest.raises(ValueError, match=re.escape(message)):
-        any_loss(name).pairs(SIX, X, *references)
-
-
-@pytest.mark.parametrize("name", ALL)
-def test_one_hot_labels_in_any_keras_model(name):
+def test_what_does_not_fit_is_said(name):
+    loss, message = any_loss(name), "one label for each row .*\n.* one-hot rows"
+    for labels, embeddings in (
+        (np.eye(6, 5), X),
+        ([0, 1, 2], X),
+        ([1], X),  # would fit by broadcasting
+        (SIX, X[:, 0]),
+        (3, X),
+    ):
+        with pytest.raises(ValueError, match=message):
+            loss(labels, embeddings)
+        with pytest.raises(ValueError, match=message):
+            loss.pairs(SIX, X, labels, embeddings)
     model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3)])
-    model.compile("sgd", losses.get(name))
-    with pytest.raises(ValueError, match="turn one-hot rows into numbers"):
+    model.compile("sgd", loss)
+    with pytest.raises(ValueError, match="one-hot rows"):
         model.fit(X, np.eye(6, 5), verbose=0)
-
-
-def test_shapes_that_are_known_in_the_graph_only_pass():
-    spec = [tf.TensorSpec(None, "int32"), tf.TensorSpec(None, "float32")]
-    pairs = losses.TripletLoss().pairs
-    traced = tf.function(pairs, input_signature=[*spec, *spec])
-    rows = traced(SIX.astype("int32"), X, np.zeros(1, "int32"), X[:1])
-    np.testing.assert_allclose(rows, pairs(SIX, X, [0], X[:1]))
-
-
-@pytest.mark.parametrize("reduction", ["sum", "none", None])
-def test_another_reduction_than_the_mean_is_refused(reduction):
-    loss = losses.TripletLoss(reduction=reduction)
-    message = f"`reduction` must be .* Received: reduction={reduction!r} of TripletLoss"
-    with pytest.raises(ValueError, match=message):
-        losses.check_rows(loss, 4)
-    with pytest.raises(ValueError, match=message):
-        losses.CrossBatchMemory(loss, 8)
-    with pytest.raises(ValueError, match=f"reduction={reduction!r}"):
-        losses.check_rows(losses.get(OfAnotherLibrary(reduction)), 4)
-    for name in ("sum_over_batch_size", "mean"):
-        losses.check_rows(losses.TripletLoss(reduction=name), 4)
 
 
 class OfAnotherLibrary:
@@ -269,56 +297,66 @@ class OfAnotherLibrary:
         self.reduction = reduction
 
     def pairs(self, *arguments, exclude_self=False):
-        return rows_of_zeros(*arguments)
+        return weighted(*arguments)
 
 
-class WithoutExclusion(losses.PairLoss):
-    def pairs(self, labels, embeddings, reference_labels, reference_embeddings):
-        return rows_of_zeros(labels, embeddings, reference_labels, reference_embeddings)
+@pytest.mark.parametrize("reduction", ["sum", "none", None])
+def test_another_reduction_than_the_mean_is_refused(reduction):
+    loss = losses.TripletLoss(reduction=reduction)
+    message = f"`reduction` must be .* Received: reduction={reduction!r}"
+    for make in (
+        lambda: losses.get(loss),
+        lambda: losses.get("triplet", reduction=reduction),
+        lambda: losses.CrossBatchMemory(loss, 8),
+        lambda: losses.get(OfAnotherLibrary(reduction)),
+    ):
+        with pytest.raises(ValueError, match=message):
+            make()
+    for name in ("sum_over_batch_size", "mean"):
+        assert losses.get(OfAnotherLibrary(name)).name == "other"
+
+
+class Overriding(losses.PairLoss):
+    def pairs(self, labels, x, reference_labels, r, exclude_self=False):
+        return tf.reduce_mean(x)
 
 
 @pytest.mark.parametrize(
-    "make",
+    "result",
     [
-        lambda: losses.get(lambda y_true, y_pred: y_pred),
-        lambda: losses.get(lambda a, b, c, d: b),
-        lambda: losses.FunctionLoss(lambda: None),
-        lambda: losses.check_rows(WithoutExclusion(), 4),
+        lambda x, r: (x, r),
+        lambda x, r: tf.reduce_sum(r, 1),  # a value a reference
+        lambda x, r: tf.reduce_sum(x),
     ],
 )
-def test_a_function_of_other_arguments_is_refused(make):
-    with pytest.raises(TypeError, match="must take the arguments of PairLoss.pairs"):
-        make()
-
-
-@pytest.mark.parametrize(
-    "result, received",
-    [
-        (lambda x, r: None, "None"),
-        (lambda x, r: (x, r), "[(]<tf.Tensor"),
-        (lambda x, r: tf.reduce_sum(r, 1), "shape [(]3,[)]"),  # a value a reference
-        (lambda x, r: tf.reduce_sum(x), "shape [(][)]"),
-    ],
-)
-def test_a_function_of_another_result_is_refused(result, received):
+def test_other_than_one_value_a_sample_is_refused(result):
     def function(labels, x, reference_labels, r, exclude_self=False):
         return result(x, r)
 
-    with pytest.raises(ValueError, match=f"one value an anchor.*Received: {received}"):
-        losses.check_rows(losses.get(function), 4)
+    with pytest.raises(ValueError, match="one value a sample, shape [(]batch,[)]"):
+        losses.get(function).pairs(SIX, X, SIX[:3], X[:3])
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3)])
+    model.compile("sgd", Overriding())
+    with pytest.raises(ValueError, match="Keras scales a scalar wrongly"):
+        model.fit(X, SIX, verbose=0)
 
 
-def test_saving_a_function_says_what_loading_wants():
-    registered = keras.saving.register_keras_serializable("tests")(rows_of_zeros)
-    losses.FunctionLoss(registered).get_config()  # no warning, which is an error here
+class Weighted(losses.PairLoss):
+    """The shortest subclass, as the guide writes it."""
 
-    def mine(labels, embeddings, *references, exclude_self=False):
-        return rows_of_zeros(labels, embeddings, *references)
+    def __init__(self, weight=2.0, **kwargs):
+        super().__init__(weighted, weight=weight, **kwargs)
 
-    for loss in (losses.FunctionLoss(mine), losses.CrossBatchMemory(mine, 8)):
-        with pytest.warns(
-            UserWarning, match="'mine' is not registered.*custom_objects"
-        ):
-            written = keras.saving.serialize_keras_object(loss)
-        with keras.saving.custom_object_scope({"mine": mine}):
-            keras.saving.deserialize_keras_object(written).get_config()
+
+@pytest.mark.parametrize(
+    "loss", [losses.get(weighted, weight=2.0), Weighted(name="weighted")]
+)
+def test_an_own_loss_keeps_its_arguments(loss):
+    x = np.arange(24.0).reshape(6, 4)
+    np.testing.assert_array_equal(loss.pairs(SIX, x, [0], x[:1]), 2 * x.sum(1))
+    with keras.saving.custom_object_scope({"Weighted": Weighted}):
+        written = keras.saving.serialize_keras_object(loss)
+        read = keras.saving.deserialize_keras_object(written)
+    assert (read.weight, read.name) == (2.0, "weighted")
+    read.weight = tf.Variable(3.0)  # arguments may change during training
+    np.testing.assert_array_equal(read.call(SIX, X + 1), [12.0] * 6)

@@ -6,25 +6,21 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from keras_ccp.losses.addons_interop import AddonsLoss, from_addons
-from keras_ccp.losses.contrastive import ContrastiveLoss, contrastive_loss
-from keras_ccp.losses.cosine_contrastive import (
-    CosineContrastiveLoss,
-    cosine_contrastive_loss,
+from keras_ccp.losses import pairs
+from keras_ccp.losses.contrastive import ContrastiveLoss, CosineContrastiveLoss
+from keras_ccp.losses.memory import CrossBatchMemory, EmbeddingMemory
+from keras_ccp.losses.multi_similarity import MultiSimilarityLoss
+from keras_ccp.losses.other_libraries import (
+    AddonsLoss,
+    SimilarityLoss,
+    from_addons,
+    from_similarity,
 )
-from keras_ccp.losses.cross_batch_memory import CrossBatchMemory, EmbeddingMemory
-from keras_ccp.losses.function_loss import FunctionLoss
-from keras_ccp.losses.multi_similarity import (
-    MultiSimilarityLoss,
-    multi_similarity_loss,
-)
-from keras_ccp.losses.pair_loss import PairLoss, check_rows
-from keras_ccp.losses.proxy_anchor import ProxyAnchorLoss, proxy_anchor_loss
-from keras_ccp.losses.proxy_nca import ProxyNCALoss, proxy_nca_loss
-from keras_ccp.losses.reach import within_reach
-from keras_ccp.losses.similarity_interop import SimilarityLoss, from_similarity
-from keras_ccp.losses.soft_triple import SoftTripleLoss, soft_triple_loss
-from keras_ccp.losses.triplet import TripletLoss, triplet_loss
+from keras_ccp.losses.pair_loss import FunctionLoss, PairLoss
+from keras_ccp.losses.proxy_anchor import ProxyAnchorLoss
+from keras_ccp.losses.proxy_nca import ProxyNCALoss
+from keras_ccp.losses.soft_triple import SoftTripleLoss
+from keras_ccp.losses.triplet import TripletLoss
 
 _BY_NAME = {
     "contrastive": ContrastiveLoss,
@@ -35,56 +31,50 @@ _BY_NAME = {
     "soft_triple": SoftTripleLoss,
     "triplet": TripletLoss,
 }
+_MEANS = ("sum_over_batch_size", "mean", "mean_with_sample_weight")
 
 
 def get(loss: PairLoss | Callable[..., tf.Tensor] | str, **arguments: Any) -> PairLoss:
-    """Returns the pair loss that `loss` stands for.
+    """Returns the pair loss that `loss` stands for, to take the mean of its rows.
 
     Args:
         loss: A `PairLoss`, returned as it is; a function with the arguments of
             `PairLoss.pairs`, or another object with such a method; or the name of a
             loss: `"contrastive"`, `"cosine_contrastive"`, `"multi_similarity"`,
             `"proxy_anchor"`, `"proxy_nca"`, `"soft_triple"` or `"triplet"`.
-        **arguments: Arguments of the loss that a name stands for, where they differ
-            from its defaults.
+        **arguments: Arguments of the loss that a name stands for, or of the function.
 
     Returns:
         A `PairLoss`.
 
     Raises:
-        TypeError: If `loss` is none of these, is a class or a function of other
-            arguments, or arguments are given that it does not have.
-        ValueError: If no loss has that name.
+        TypeError: If `loss` is none of these, or is a class.
+        ValueError: If no loss has that name, or its `reduction` is not the mean.
     """
-    if isinstance(loss, type):
-        raise TypeError(
-            f"`loss` must be a loss, not its class: call it, {loss.__name__}(). "
-            f"Received: loss={loss!r}"
+    is_name = isinstance(loss, str)
+    if is_name and loss in _BY_NAME:
+        found = _BY_NAME[loss](**arguments)
+    elif isinstance(loss, PairLoss) and not arguments:
+        found = loss
+    elif hasattr(loss, "pairs") and not isinstance(loss, (type, PairLoss)):
+        reduction = getattr(loss, "reduction", _MEANS[0])
+        found = FunctionLoss(loss.pairs, reduction, getattr(loss, "name", None))
+    elif callable(loss) and not isinstance(loss, (type, keras.losses.Loss)):
+        found = FunctionLoss(loss, **arguments)
+    else:
+        names = ", ".join(f'"{name}"' for name in _BY_NAME)
+        raise (ValueError if is_name else TypeError)(
+            f"`loss` must be a PairLoss or one of {names}. Received: loss={loss!r}\n"
+            "Make a loss of its class by calling it, and of one of another library by "
+            "from_similarity or from_addons"
         )
-    if arguments and not isinstance(loss, str):
-        raise TypeError(
-            "`arguments` are for the name of a loss; pass them to the loss itself. "
-            f"Received: {', '.join(arguments)} with loss={loss!r}"
+    if found.reduction not in _MEANS:
+        raise ValueError(
+            f"`reduction` must be {_MEANS[0]!r}, the mean over the batch. Received: "
+            f"reduction={found.reduction!r} of {type(found).__name__}\n"
+            "Change the learning rate for another scale"
         )
-    if isinstance(loss, PairLoss):
-        return loss
-    if callable(getattr(loss, "pairs", None)):
-        given = {
-            name: getattr(loss, name)
-            for name in ("name", "reduction")
-            if hasattr(loss, name)
-        }
-        return FunctionLoss(loss.pairs, **given)
-    if callable(loss) and not isinstance(loss, keras.losses.Loss):
-        return FunctionLoss(loss)
-    names = ", ".join(f'"{name}"' for name in _BY_NAME)
-    if not isinstance(loss, str):
-        raise TypeError(
-            f"`loss` must be a PairLoss or one of {names}. Received: loss={loss!r}"
-        )
-    if loss not in _BY_NAME:
-        raise ValueError(f"`loss` must be one of {names}. Received: loss={loss!r}")
-    return _BY_NAME[loss](**arguments)
+    return found
 
 
 __all__ = [
@@ -101,16 +91,8 @@ __all__ = [
     "SimilarityLoss",
     "SoftTripleLoss",
     "TripletLoss",
-    "check_rows",
-    "contrastive_loss",
-    "cosine_contrastive_loss",
     "from_addons",
     "from_similarity",
     "get",
-    "multi_similarity_loss",
-    "proxy_anchor_loss",
-    "proxy_nca_loss",
-    "soft_triple_loss",
-    "triplet_loss",
-    "within_reach",
+    "pairs",
 ]

@@ -1,8 +1,5 @@
 """The contract of every loss over pairs."""
 
-import functools
-import inspect
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -11,10 +8,10 @@ import tensorflow as tf
 
 from keras_ccp.checks import check_number
 from keras_ccp.distribute import gather_batch
-from keras_ccp.losses.pair_shapes import check_sides, check_widths
+from keras_ccp.losses.mining import MINERS
 
-# What Keras calls the mean; the weights that the last one divides by are refused.
-_MEANS = ("sum_over_batch_size", "mean", "mean_with_sample_weight")
+# Arguments that mean the same in every loss.
+_CHOICES = {"similarity": ("cosine", "dot"), "mining": (None, *MINERS)}
 
 
 @keras.saving.register_keras_serializable(package="keras_ccp")
@@ -23,60 +20,77 @@ class PairLoss(keras.losses.Loss):
 
     One object serves pairs inside a batch (`call`, so it works in any
     `keras.Model.compile`), a batch against proxies, against a memory, or against
-    freshly embedded samples (`pairs`). A subclass implements `pairs`. Shapes that are
-    known and do not fit together are refused before it is called.
+    freshly embedded samples (`pairs`). It computes in float32 or better whatever the
+    dtype policy is, labels stay integers, and it owns no variables, because Keras does
+    not track variables inside a loss.
 
-    The loss computes in float32 whatever the dtype policy is: Keras casts labels to
-    the dtype of the loss, and float16 would turn class 11317 into 11320. It owns no
-    variables, because Keras does not track variables inside a loss.
+    A subclass is a formula and its arguments, which become attributes and the config:
+
+    ```python
+    class CircleLoss(keras_ccp.losses.PairLoss):
+        def __init__(self, gamma=32.0, **kwargs):
+            super().__init__(circle_loss, gamma=gamma, **kwargs)
+    ```
 
     Args:
+        formula: `formula(labels, embeddings, reference_labels, reference_embeddings,
+            exclude_self, **arguments)` -> `(batch,)`. `None` for a subclass that
+            overrides `pairs`.
         reduction: How Keras reduces the rows. Defaults to `"sum_over_batch_size"`,
             their mean.
         name: Name of the loss. Defaults to the class name in snake case.
+        **arguments: Arguments of the formula.
+
+    Raises:
+        ValueError: If `arguments` have a `similarity` or `mining` that there is not.
     """
 
     def __init__(
-        self, reduction: str | None = "sum_over_batch_size", name: str | None = None
+        self,
+        formula: Callable[..., tf.Tensor] | None = None,
+        reduction: str | None = "sum_over_batch_size",
+        name: str | None = None,
+        **arguments: Any,
     ):
         super().__init__(name=name, reduction=reduction, dtype="float32")
-
-    def __init_subclass__(cls, **kwargs: Any) -> None:
-        super().__init_subclass__(**kwargs)
-        if "pairs" in vars(cls):
-            cls.pairs = _checked(cls.pairs)
-
-    def __call__(self, y_true, y_pred, sample_weight=None):
-        # Keras would first make float32 tensors of them.
-        check_sides("labels", y_true, "embeddings", y_pred)
-        return super().__call__(y_true, y_pred, sample_weight)
+        for argument, choices in _CHOICES.items():
+            value = arguments.get(argument, choices[0])
+            if value not in choices:
+                raise ValueError(
+                    f"`{argument}` must be one of {choices}. "
+                    f"Received: {argument}={value!r}"
+                )
+        self.formula = formula
+        self._arguments = tuple(arguments)
+        vars(self).update(arguments)
 
     @property
     def ignores_length(self) -> bool:
         """Whether only the directions of the vectors have an effect."""
         return getattr(self, "similarity", None) == "cosine"
 
-    @property
-    def reach(self) -> float:
-        """Distance beyond which references of other classes have no effect."""
-        return math.inf
+    def __call__(self, y_true, y_pred, sample_weight=None):
+        # Keras' own would make float32 of the labels, which has no 2^24 + 1.
+        rows = self.call(y_true, y_pred)
+        reduce = _Rows(name=self.name, reduction=self.reduction, dtype=self.dtype)
+        return reduce(rows, rows, sample_weight)
 
     def call(self, y_true: tf.Tensor, y_pred: tf.Tensor) -> tf.Tensor:
         """Loss of the pairs inside one batch, without pairs of a sample with itself.
 
         The batch is the global one: each replica pairs the samples it holds with those
-        of all replicas, whose gradient flows back to where they came from. Only this
-        method decides what the batch is paired with.
+        of all replicas, whose gradient flows back to where they came from.
 
         Args:
-            y_true: `(batch,)` or `(batch, 1)` tensor of class labels.
+            y_true: `(batch,)` or `(batch, 1)` class labels.
             y_pred: `(batch, dim)` float tensor of embeddings.
 
         Returns:
             `(batch,)` tensor; its mean is the loss.
         """
-        references = gather_batch(y_true), gather_batch(y_pred)
-        return self.pairs(y_true, y_pred, *references, exclude_self=True)
+        labels, embeddings = as_side("y_true", y_true, y_pred)
+        references = gather_batch(labels), gather_batch(embeddings)
+        return as_rows(self.pairs(labels, embeddings, *references, True), labels)
 
     def pairs(
         self,
@@ -89,9 +103,9 @@ class PairLoss(keras.losses.Loss):
         """Loss of a batch against references.
 
         Args:
-            labels: `(batch,)` int32 tensor.
+            labels: `(batch,)` or `(batch, 1)` whole numbers; the formula gets int64.
             embeddings: `(batch, dim)` float tensor.
-            reference_labels: `(n,)` int32 tensor.
+            reference_labels: `(n,)` or `(n, 1)` whole numbers.
             reference_embeddings: `(n, dim)` float tensor.
             exclude_self: Whether to drop pair `(i, i)`, for references that are the
                 batch itself.
@@ -99,148 +113,108 @@ class PairLoss(keras.losses.Loss):
         Returns:
             `(batch,)` float32 tensor (float64 for float64 embeddings); its mean over
             the batch is the loss.
+
+        Raises:
+            ValueError: If a side has not one label a row, or the formula gives other
+                than one value a sample.
         """
-        raise NotImplementedError(
-            f"{type(self).__name__} must implement `pairs(labels, embeddings, "
-            "reference_labels, reference_embeddings, exclude_self)`."
+        labels, embeddings = as_side("labels", labels, embeddings)
+        references = as_side("reference_labels", reference_labels, reference_embeddings)
+        arguments = {name: getattr(self, name) for name in self._arguments}
+        rows = self.formula(
+            labels, embeddings, *references, exclude_self=exclude_self, **arguments
         )
+        return as_rows(rows, labels)
+
+    def get_config(self) -> dict[str, Any]:
+        config = super().get_config()
+        for name in self._arguments:
+            config[name] = keras.saving.serialize_keras_object(getattr(self, name))
+        return config
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> "PairLoss":
+        read = keras.saving.deserialize_keras_object
+        return cls(**{name: read(value) for name, value in config.items()})
 
 
-def check_positive(name: str, value: Any) -> None:
-    """Checks a constructor argument that scales or divides.
+@keras.saving.register_keras_serializable(package="keras_ccp")
+class FunctionLoss(PairLoss):
+    """Pair loss made of a function with the arguments of `PairLoss.pairs`.
 
-    Args:
-        name: Name of the argument.
-        value: Its value.
-
-    Raises:
-        TypeError: If `value` is not a real number.
-        ValueError: If `value` is not finite or not above 0.
-    """
-    check_number(name, value)
-    if value <= 0:
-        raise ValueError(f"`{name}` must be above 0. Received: {name}={value!r}")
-
-
-def check_similarity(similarity: Any) -> None:
-    """Checks the name of a similarity.
-
-    Args:
-        similarity: The `similarity` argument of a loss.
-
-    Raises:
-        ValueError: If it is neither `"cosine"` nor `"dot"`.
-    """
-    if similarity not in ("cosine", "dot"):
-        raise ValueError(
-            '`similarity` must be "cosine" or "dot". '
-            f"Received: similarity={similarity!r}"
-        )
-
-
-def check_rows(loss: PairLoss, embedding_dim: int) -> None:
-    """Checks that a loss gives one value an anchor, the mean of which is the loss.
-
-    `pairs` is traced, not run, so a loss that keeps a memory is not touched.
+    ```python
+    loss = keras_ccp.losses.FunctionLoss(my_loss, temperature=0.1)
+    ```
 
     Args:
-        loss: Object with the `pairs` method of `PairLoss`.
-        embedding_dim: Width of an embedding.
-
-    Raises:
-        TypeError: If `loss.pairs` takes other arguments.
-        ValueError: If `loss.pairs` gives another shape than `(batch,)`, or another
-            reduction than the mean is asked for.
+        function: `function(labels, embeddings, reference_labels,
+            reference_embeddings, exclude_self=False, **arguments)` -> `(batch,)`. For a
+            saved model to find it again it must be registered:
+            `@keras.saving.register_keras_serializable()`.
+        reduction: How Keras reduces the rows. Defaults to their mean.
+        name: Name of the loss. Defaults to that of the function.
+        **arguments: Further arguments of the function, saved with the loss.
     """
-    check_mean(loss)
-    check_signature("loss.pairs", loss.pairs)
-    labels = tf.TensorSpec([2], "int32")
-    embeddings = tf.TensorSpec([2, embedding_dim], "float32")
-    # Another number than that of anchors, to tell their values from those of columns.
-    reference_labels = tf.TensorSpec([3], "int32")
-    references = tf.TensorSpec([3, embedding_dim], "float32")
-    rows = (
-        tf.function(loss.pairs)
-        .get_concrete_function(labels, embeddings, reference_labels, references)
-        .structured_outputs
-    )
-    shape = rows.shape if tf.is_tensor(rows) else None
-    if shape is None or shape.rank != 1 or shape[0] not in (2, None):
-        received = f"{rows!r:.100}" if shape is None else f"shape {shape}"
-        raise ValueError(
-            "`loss.pairs` must give one value an anchor, shape (batch,): a scalar is "
-            f"scaled wrongly on several replicas. Received: {received} for 2 anchors "
-            f"and 3 references from {type(loss).__name__}"
-        )
 
-
-def check_mean(loss: PairLoss) -> None:
-    """Checks that a loss does not ask for another reduction than the mean.
-
-    Args:
-        loss: Object with the `pairs` method of `PairLoss`.
-
-    Raises:
-        ValueError: If its `reduction` is not the mean.
-    """
-    reduction = getattr(loss, "reduction", _MEANS[0])
-    if reduction not in _MEANS:
-        raise ValueError(
-            f'`reduction` must be "{_MEANS[0]}", the mean over the anchors, which is '
-            "what is minimised here; for another scale change the learning rate. "
-            f"Received: reduction={reduction!r} of {type(loss).__name__}"
-        )
-
-
-def check_signature(name: str, function: Callable) -> None:
-    """Checks that a function takes the arguments of `PairLoss.pairs`.
-
-    Args:
-        name: Name of the argument.
-        function: The function.
-
-    Raises:
-        TypeError: If it takes others.
-    """
-    try:
-        signature = inspect.signature(function)
-    except ValueError:  # some functions written in C have none
-        return
-    try:
-        signature.bind(None, None, None, None, exclude_self=False)
-    except TypeError as error:
-        raise TypeError(
-            f"`{name}` must take the arguments of PairLoss.pairs: (labels, embeddings, "
-            "reference_labels, reference_embeddings, exclude_self=False). "
-            f"Received: a function of {signature}: {error}"
-        ) from error
-
-
-def _checked(pairs: Callable) -> Callable:
-    """A method `pairs` that looks at the shapes of its arguments first."""
-
-    @functools.wraps(pairs)
-    def checked(
+    def __init__(
         self,
-        labels,
-        embeddings,
-        reference_labels,
-        reference_embeddings,
-        *args,
-        **kwargs,
+        function: Callable[..., tf.Tensor],
+        reduction: str | None = "sum_over_batch_size",
+        name: str | None = None,
+        **arguments: Any,
     ):
-        sides = "embeddings", embeddings, "reference_embeddings", reference_embeddings
-        check_sides("labels", labels, *sides[:2])
-        check_sides("reference_labels", reference_labels, *sides[2:])
-        check_widths(*sides)
-        return pairs(
-            self,
-            labels,
-            embeddings,
-            reference_labels,
-            reference_embeddings,
-            *args,
-            **kwargs,
-        )
+        name = name or getattr(function, "__name__", None)
+        super().__init__(_call, reduction, name, function=function, **arguments)
 
-    return checked
+
+def _call(labels, x, reference_labels, r, exclude_self, function, **arguments):
+    sides = labels, x, reference_labels, r
+    return function(*sides, exclude_self=exclude_self, **arguments)
+
+
+class _Rows(keras.losses.Loss):
+    """Keras' reduction of rows that are there already."""
+
+    def call(self, y_true, y_pred):
+        return y_pred
+
+
+def as_side(
+    name: str, labels: tf.Tensor, embeddings: tf.Tensor
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """`(n,)` int64 labels and `(n, dim)` embeddings in float32 or better."""
+    labels, embeddings = map(tf.convert_to_tensor, (labels, embeddings))
+    if (
+        not (labels.shape.rank == 1 or labels.shape[1:].is_compatible_with([1]))
+        or embeddings.shape.rank not in (2, None)
+        or not labels.shape[:1].is_compatible_with(embeddings.shape[:1])
+    ):
+        raise ValueError(
+            f"`{name}` must hold one label for each row of embeddings (n, dim). "
+            f"Received: shapes {labels.shape} and {embeddings.shape}\n"
+            "Turn one-hot rows into labels with tf.argmax(labels, axis=1)"
+        )
+    dtype = tf.float64 if embeddings.dtype == tf.float64 else tf.float32
+    # Every label of any type, which TensorFlow compares on the GPU, unlike int32.
+    labels = tf.reshape(tf.cast(labels, tf.int64), [-1])
+    return labels, tf.cast(embeddings, dtype)
+
+
+def as_rows(rows: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
+    """What a loss gives, if it is one value a sample."""
+    rows = tf.convert_to_tensor(rows)
+    if rows.shape.rank == 0 or not rows.shape.is_compatible_with(labels.shape):
+        raise ValueError(
+            "`pairs` of a loss must give one value a sample, shape (batch,). Received: "
+            f"shape {rows.shape} for labels of shape {labels.shape}\nReduce over the "
+            "references only: Keras scales a scalar wrongly on several replicas"
+        )
+    return rows
+
+
+def check_positive(**numbers: Any) -> None:
+    """Refuses what does not scale: it would turn the loss around."""
+    for name, value in numbers.items():
+        check_number(name, value)
+        if value <= 0:
+            raise ValueError(f"`{name}` must be above 0. Received: {name}={value!r}")

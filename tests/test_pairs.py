@@ -3,7 +3,7 @@ import pytest
 import tensorflow as tf
 
 from keras_ccp.layers import l2_normalize
-from keras_ccp.losses.pairwise import (
+from keras_ccp.losses.pairs import (
     class_masks,
     log_one_plus_sum_exp,
     pairwise_distances,

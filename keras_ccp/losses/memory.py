@@ -1,5 +1,6 @@
 """Cross-batch memory ("XBM"): any pair loss against the embeddings of past batches."""
 
+import functools
 from typing import Any
 
 import keras
@@ -7,7 +8,7 @@ import tensorflow as tf
 
 from keras_ccp.checks import check_int
 from keras_ccp.distribute import gather_batch, gather_rows
-from keras_ccp.losses.pair_loss import PairLoss, check_mean
+from keras_ccp.losses.pair_loss import PairLoss, as_side
 
 _TOO_SMALL = (
     "`size` counts embeddings and must be at least the batch size, over all replicas. "
@@ -23,52 +24,28 @@ class EmbeddingMemory(keras.layers.Layer):
     those of losses. They are equal on all replicas.
 
     Args:
-        size: int, number of embeddings kept.
-        embedding_dim: int, width of an embedding.
+        size: Int, number of embeddings kept.
+        embedding_dim: Int, width of an embedding.
         **kwargs: `name` and the other arguments of a Keras layer.
-
-    Raises:
-        TypeError: if a size is not an integer.
-        ValueError: if a size is below 1.
     """
 
     def __init__(self, size: int, embedding_dim: int, **kwargs: Any):
-        check_int("size", size, minimum=1)
-        check_int("embedding_dim", embedding_dim, minimum=1)
         # Never trained, and float32 whatever the dtype policy.
         super().__init__(**{"dtype": "float32", "trainable": False, **kwargs})
-        self.size = int(size)
-        self.embedding_dim = int(embedding_dim)
-        self.embeddings = self._add("embeddings", (self.size, self.embedding_dim))
-        self.labels = self._add("labels", (self.size,), "int32")
-        self.num_rows = self._add("num_rows", (), "int32")
-        self.num_steps = self._add("num_steps", (), "int32")
-        self.built = True
-
-    def _add(self, name, shape, dtype="float32"):
-        return self.add_weight(
-            name=name,
-            shape=shape,
-            dtype=dtype,
-            initializer="zeros",
-            trainable=False,
-            autocast=False,
+        self.size, self.embedding_dim = size, embedding_dim
+        add = functools.partial(
+            self.add_weight, initializer="zeros", trainable=False, autocast=False
         )
+        self.embeddings = add((size, embedding_dim), dtype="float32", name="embeddings")
+        self.labels = add((size,), dtype="int64", name="labels")
+        self.num_rows = add((), dtype="int32", name="num_rows")
+        self.num_steps = add((), dtype="int32", name="num_steps")
+        self.built = True
 
     def references(
         self, labels: tf.Tensor, embeddings: tf.Tensor, with_past: tf.Tensor
     ) -> tuple[tf.Tensor, tf.Tensor]:
-        """What a batch is compared with: itself, then the newest rows before it.
-
-        Args:
-            labels: `(batch,)` int32 tensor.
-            embeddings: `(batch, embedding_dim)` float32 tensor.
-            with_past: Scalar bool tensor, whether to add the rows before it.
-
-        Returns:
-            `(n,)` labels and `(n, embedding_dim)` embeddings, `n <= size`. Row `i` is
-            row `i` of the batch. Rows that were never filled are left out.
-        """
+        """Labels and embeddings of the batch, then of the newest rows before it."""
         labels, embeddings = gather_batch(labels), gather_batch(embeddings)
         num_past = tf.minimum(self.num_rows, self.size - tf.shape(labels)[0])
         num_past = tf.where(with_past, num_past, 0)
@@ -78,16 +55,7 @@ class EmbeddingMemory(keras.layers.Layer):
         )
 
     def push(self, labels: tf.Tensor, embeddings: tf.Tensor) -> None:
-        """Takes in a batch; as many of the oldest rows drop out.
-
-        Args:
-            labels: `(batch,)` int32 tensor.
-            embeddings: `(batch, embedding_dim)` float32 tensor.
-
-        Raises:
-            tf.errors.InvalidArgumentError: if the batch of all replicas has more than
-                `size` rows.
-        """
+        """Takes in a batch; as many of the oldest rows drop out."""
         labels, embeddings = gather_rows(labels), gather_rows(embeddings)
         num_new = tf.shape(labels)[0]
         tf.debugging.assert_less_equal(num_new, self.size, message=_TOO_SMALL)
@@ -99,9 +67,8 @@ class EmbeddingMemory(keras.layers.Layer):
         self.num_steps.assign_add(1)
 
     def get_config(self) -> dict[str, Any]:
-        config = super().get_config()
-        config.update(size=self.size, embedding_dim=self.embedding_dim)
-        return config
+        sizes = {"size": self.size, "embedding_dim": self.embedding_dim}
+        return {**super().get_config(), **sizes}
 
 
 @keras.saving.register_keras_serializable(package="keras_ccp")
@@ -126,18 +93,19 @@ class CrossBatchMemory(PairLoss):
     Source: "Cross-Batch Memory for Embedding Learning" (Wang et al., CVPR 2020,
     https://arxiv.org/abs/1912.06798).
 
+    ```python
+    loss = keras_ccp.losses.CrossBatchMemory("contrastive", size=800)
+    ```
+
     Args:
         loss: A `PairLoss`, or what `losses.get` makes one of: a name or a function.
         size: Int, number of embeddings kept, at least the size of a batch.
         start_step: Int, number of steps with the loss of the batch alone. The source
             takes 1000. Defaults to `0`.
-        reduction: How Keras reduces the rows. Defaults to their mean.
-        name: Name of the loss. Defaults to `"cross_batch_memory"`.
+        reduction, name: As for `PairLoss`.
 
     Raises:
-        TypeError: If `loss` is no pair loss or a number is not an integer.
-        ValueError: If `loss` is no name of a loss, is a memory itself or has another
-            reduction than the mean, `size` is below 1 or `start_step` is negative.
+        ValueError: If `loss` is a memory itself, or an argument is out of range.
     """
 
     def __init__(
@@ -150,19 +118,17 @@ class CrossBatchMemory(PairLoss):
     ):
         from keras_ccp.losses import get  # which imports this module
 
-        super().__init__(reduction=reduction, name=name)
         check_int("size", size, minimum=1)
         check_int("start_step", start_step, minimum=0)
-        self.loss = get(loss)
-        if isinstance(self.loss, CrossBatchMemory):
+        loss = get(loss)
+        if isinstance(loss, CrossBatchMemory):
             raise ValueError(
-                "`loss` must be a loss without a memory: the inner one would take in "
-                "the batches of the outer one again. Give the one memory the larger "
-                f"size. Received: loss={loss!r}"
+                f"`loss` must be a loss without a memory. Received: loss={loss!r}\n"
+                "The inner one would take in each batch twice: give the one memory the "
+                "larger size"
             )
-        check_mean(self.loss)  # its own is the one that Keras looks at
-        self.size = int(size)
-        self.start_step = int(start_step)
+        arguments = {"loss": loss, "size": size, "start_step": start_step}
+        super().__init__(_wrapped, reduction, name, **arguments)
         self.memory = None
         self.built = False
 
@@ -176,68 +142,36 @@ class CrossBatchMemory(PairLoss):
         Raises:
             ValueError: If the memory holds embeddings of another width or model.
         """
-        if self.memory is not of and self.memory and self.memory.num_steps.numpy():
-            raise ValueError(
-                "`loss` must be a new CrossBatchMemory for each model: this one holds "
-                "the embeddings of another. Received: a memory after "
-                f"{self.memory.num_steps.numpy()} steps"
-            )
         if self.memory is None:
             self.memory = EmbeddingMemory(self.size, embedding_dim, name="memory")
             self.built = True
-        if self.memory.embedding_dim != embedding_dim:
+        elif self.memory.embedding_dim != embedding_dim or (
+            self.memory is not of and self.memory.num_steps.numpy()
+        ):
             raise ValueError(
-                "`embedding_dim` must be that of the memory, "
-                f"{self.memory.embedding_dim}; make a new CrossBatchMemory for another "
-                f"model. Received: embedding_dim={embedding_dim}"
+                "`loss` holds the embeddings of another model, of width "
+                f"{self.memory.embedding_dim}. Received: embedding_dim={embedding_dim}"
+                "\nMake a new CrossBatchMemory for each model"
             )
 
     def call(self, y_true: tf.Tensor, y_pred: tf.Tensor) -> tf.Tensor:
-        """Loss of the pairs inside one batch and with the memory, which it updates.
-
-        Args:
-            y_true: `(batch,)` or `(batch, 1)` tensor of class labels.
-            y_pred: `(batch, dim)` float tensor of embeddings.
-
-        Returns:
-            `(batch,)` tensor; its mean is the loss.
-
-        Raises:
-            ValueError: If the batch is larger than the memory or has another width.
-        """
-        labels = tf.reshape(tf.cast(y_true, tf.int32), [-1])
-        y_pred = tf.convert_to_tensor(y_pred)
-        batch_size, embedding_dim = y_pred.shape
+        """Loss of the pairs inside one batch and with the memory, which it updates."""
+        labels, embeddings = as_side("y_true", y_true, y_pred)
+        batch_size, embedding_dim = embeddings.shape
         if batch_size is not None and batch_size > self.size:
             raise ValueError(f"{_TOO_SMALL}: size={self.size}, {batch_size} rows")
         if self.memory is None or self.memory.embedding_dim != embedding_dim:
             self.build(embedding_dim, of=self.memory)
-        rows = self.loss.call(labels, y_pred)
-        copies = tf.cast(tf.stop_gradient(y_pred), tf.float32)
+        rows = self.loss.call(labels, embeddings)
+        copies = tf.cast(tf.stop_gradient(embeddings), tf.float32)
         # Not by tf.cond, in which replicas cannot exchange what the loss counts. Until
         # then the term costs as little as that of the batch.
         counts = self.memory.num_steps >= self.start_step
         references = self.memory.references(labels, copies, with_past=counts)
-        memory_rows = self.loss.pairs(labels, y_pred, *references, exclude_self=True)
+        memory_rows = self.loss.pairs(labels, embeddings, *references, True)
         rows += tf.where(counts, memory_rows, tf.zeros_like(memory_rows))
         self.memory.push(labels, copies)
         return rows
-
-    def pairs(
-        self,
-        labels: tf.Tensor,
-        embeddings: tf.Tensor,
-        reference_labels: tf.Tensor,
-        reference_embeddings: tf.Tensor,
-        exclude_self: bool = False,
-    ) -> tf.Tensor:
-        return self.loss.pairs(
-            labels,
-            embeddings,
-            reference_labels,
-            reference_embeddings,
-            exclude_self=exclude_self,
-        )
 
     def get_build_config(self):
         # Keras makes the memory by it before it loads the weights of a saved model.
@@ -246,15 +180,6 @@ class CrossBatchMemory(PairLoss):
     def build_from_config(self, config):
         self.build(**config)
 
-    def get_config(self) -> dict[str, Any]:
-        return {
-            **super().get_config(),
-            "loss": keras.saving.serialize_keras_object(self.loss),
-            "size": self.size,
-            "start_step": self.start_step,
-        }
 
-    @classmethod
-    def from_config(cls, config: dict[str, Any]) -> "CrossBatchMemory":
-        loss = keras.saving.deserialize_keras_object(config["loss"])
-        return cls(**{**config, "loss": loss})
+def _wrapped(labels, x, reference_labels, r, exclude_self, loss, size, start_step):
+    return loss.pairs(labels, x, reference_labels, r, exclude_self)
