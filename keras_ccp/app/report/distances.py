@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from keras_ccp.retrieval.validation import as_embeddings, as_labels
+from keras_ccp.checks import as_embeddings, as_labels
 
 # Distances held at once: 32 MB of float64.
 _CHUNK_VALUES = 2**22
