@@ -20,7 +20,7 @@ from keras_ccp.backbones import bn_inception, small_cnn
 from keras_ccp.backup import load_latest
 from keras_ccp.index import RetrievalIndex
 from keras_ccp.monitor.projection_log import load_projections
-from keras_ccp.serving.export import load_embedder
+from keras_ccp.serving import load_embedder
 
 
 class Bomb:

@@ -5,8 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from keras_ccp.app.search.commands import EMBEDDER_FOLDER
-from keras_ccp.index import RetrievalIndex
-from keras_ccp.index.index_file import has_index
+from keras_ccp.index import RetrievalIndex, has_index
 from keras_ccp.serving import check_model
 
 

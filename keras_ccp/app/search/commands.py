@@ -13,16 +13,19 @@ import tensorflow as tf
 
 from keras_ccp.app.search.image_files import Embedded, embed_files, find_images
 from keras_ccp.app.search.results import check_writable_file, write_file
-from keras_ccp.index import RetrievalIndex, fingerprint
-from keras_ccp.index.entries import check_backend
-from keras_ccp.index.index_file import check_index_folder
+from keras_ccp.files import replaced_folder
+from keras_ccp.index import (
+    RetrievalIndex,
+    check_backend,
+    check_index_folder,
+    fingerprint,
+)
 from keras_ccp.serving import (
     export_serving,
     image_size,
     load_embedder,
     read_preparation,
 )
-from keras_ccp.serving.folders import replaced_folder
 
 CONFIG_FILE = "config.yaml"
 EMBEDDER_FOLDER = "embedder"
