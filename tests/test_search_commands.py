@@ -159,8 +159,8 @@ def test_index_refuses_its_place_before_it_embeds(place, tmp_path, monkeypatch):
     (tmp_path / "run" / "embedder").mkdir(parents=True)
     (tmp_path / "file").write_text("mine")
     for out, message in (
-        (tmp_path / "run", "holds 'embedder' and no index"),
-        (tmp_path / "file", "is a file"),
+        (tmp_path / "run", "where 'embedder' is and no index"),
+        (tmp_path / "file", "where 'file' is"),
         (photos, "and no index"),
     ):
         with pytest.raises(ValueError, match=f"`out` must be a new .*{message}"):
@@ -282,15 +282,15 @@ def test_check_takes_a_model_a_run_or_an_index(place, tmp_path):
     assert check_folder(index) == model | {"num_rows": 7}
     shutil.copytree(index / "embedder", tmp_path / "run" / "embedder")
     assert check_folder(tmp_path / "run") == model
-    with pytest.raises(FileNotFoundError, match="`embedder` of a run or index"):
+    with pytest.raises(FileNotFoundError, match="A run and an index have theirs"):
         check_folder(place[0] / "photos")
 
 
 def test_check_looks_at_the_rows_of_an_index_too(place, tmp_path):
     shutil.copytree(place[0] / "index", tmp_path / "index")
-    (file,) = (tmp_path / "index").glob("*.bin")
+    (file,) = (tmp_path / "index").glob("rows-*.npz")
     file.write_bytes(file.read_bytes()[:-1])
-    with pytest.raises(ValueError, match="must hold an index that is undamaged"):
+    with pytest.raises(ValueError, match="`path` must be undamaged"):
         check_folder(tmp_path / "index")
 
 

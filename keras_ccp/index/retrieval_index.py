@@ -350,10 +350,12 @@ def check_index_folder(name: str, path: str | os.PathLike) -> None:
         return
     # What a process that died has left is no reason.
     left = {*path.glob(_ROWS), *path.glob("partial_*")}
-    if not path.is_dir() or set(path.iterdir()) - left:
+    others = sorted({*path.iterdir()} - left) if path.is_dir() else [path]
+    if others:
         raise ValueError(
             f"`{name}` must be a new or empty folder, or that of an index, which is "
-            f"replaced. Received: {path}, which holds something else\nChoose another"
+            f"replaced. Received: {path}, where {others[0].name!r} is and no index\n"
+            "Choose another"
         )
 
 
