@@ -259,12 +259,6 @@ class _ServingModule(tf.Module):
         self.endpoints = {"embed": embed, "embed_bytes": embed_bytes}
         if index is None:
             return
-        width = embed.get_concrete_function().structured_outputs["embeddings"].shape[1]
-        if width != index.embeddings.shape[1]:
-            raise ValueError(
-                f"`index` must hold embeddings of {width} numbers, as the embedder "
-                f"makes. Received: {index.embeddings.shape[1]}\nBuild it with them"
-            )
         self.index = SearchInGraph(index)
 
         @tf.function(

@@ -72,9 +72,9 @@ class RetrievalIndex:
         self._set_rows(embeddings, ids, labels, tuning, recall)
 
     def _set_rows(self, embeddings, ids, labels, tuning=None, recall=None) -> None:
-        ids = _as_column("ids", ids, len(embeddings))
+        ids = _column("ids", ids, len(embeddings))
         if labels is not None:
-            labels = _as_column("labels", labels, len(embeddings))
+            labels = _column("labels", labels, len(embeddings))
         row_of = {value: row for row, value in enumerate(ids.tolist())}
         if len(row_of) < len(ids):
             twice = next(v for i, v in enumerate(ids.tolist()) if row_of[v] != i)
@@ -166,7 +166,7 @@ class RetrievalIndex:
                     )
                 columns.append(None)
             else:
-                new = _as_column(name, new, len(added))
+                new = _column(name, new, len(added))
                 # Not in one array: NumPy would turn numbers into strings.
                 columns.append([*old.tolist(), *new.tolist()])
         # Of float32 and float64 the result is float64: nothing is lost.
@@ -368,7 +368,7 @@ def check_backend(backend: str) -> None:
         )
 
 
-def _as_column(name: str, values: Any, length: int) -> np.ndarray:
+def _column(name: str, values: Any, length: int) -> np.ndarray:
     """`(length,)` int64 or strings."""
     values = np.asarray(values, object).tolist()
     is_text = all(isinstance(value, str) for value in values)
