@@ -46,7 +46,6 @@ BUDGET = {
     "config": 1200,
     "yaml": 500,
     "checkpoint": 600,
-    "index_file": 300,
     "npz": 300,
     "torch": 400,
     "table": 300,
@@ -549,29 +548,6 @@ def test_checkpoint(tmp_path):
         return [with_checksum(changed) if rng.random() < 0.7 else changed]
 
     fuzz("checkpoint", arguments, call, check)
-
-
-def test_index_file(tmp_path):
-    rng = np.random.default_rng(0)
-    index = RetrievalIndex.build(points(rng, 3, 2), ["a", "b", "ü"], [0, 1, 0])
-    index.save(tmp_path)
-    (path,) = tmp_path.iterdir()
-    content = path.read_bytes()
-
-    def call(changed):
-        path.write_bytes(changed)
-        return RetrievalIndex.load(tmp_path)
-
-    def check(loaded, changed):
-        distances, _ = loaded.search(np.zeros((1, loaded.embeddings.shape[1])), 1)
-        assert not np.isnan(distances).any()
-
-    fuzz(
-        "index_file",
-        lambda rng: [with_checksum(mutated_bytes(content, rng))],
-        call,
-        check,
-    )
 
 
 def test_npz(tmp_path):

@@ -122,21 +122,19 @@ def test_tensors_and_many_classes():
 @pytest.mark.parametrize(
     "change, message",
     [
-        ({"candidates": np.zeros((2, 3))}, r"`candidates` must have rank 3.*\(2, 3\)"),
-        ({"candidates": [[[1.0], [1.0, 2.0]]]}, "`candidates` must be one array"),
-        ({"covered": [np.zeros((1, 4)), np.zeros((2, 4))]}, "`covered` must be one ar"),
-        ({"covered": np.zeros((3, 1, 4))}, r"`covered` must have shape \(2, num_cov"),
-        ({"covered": np.zeros((2, 1, 5))}, r"Received: covered.shape=\(2, 1, 5\)"),
+        ({"candidates": np.zeros((2, 3))}, r"must go together.*shapes \(\(2, 3\),"),
+        ({"covered": np.zeros((2, 1, 5))}, "must go together"),
+        ({"covered": np.zeros((3, 1, 4))}, "must go together"),
         ({"num_centers": 0}, "`num_centers` must be at least 1.*num_centers=0"),
-        ({"mask": np.ones((2, 4), bool)}, r"`mask` must be booleans of shape \(2, 3"),
-        ({"mask": np.ones((2, 3))}, "mask.dtype=float64"),
-        ({"mask": np.array([[True] * 3, [False] * 3])}, "the first is class 1"),
+        ({"mask": np.ones((2, 4), bool)}, "must go together"),
+        ({"mask": np.ones((2, 3))}, "a mask of float64"),
+        ({"mask": np.array([[True] * 3, [False] * 3])}, "candidate in every class"),
+        ({"candidates": np.zeros((2, 0, 4))}, "candidate in every class"),
         (
             {"candidates": np.where(np.arange(24).reshape(2, 3, 4) == 20, np.nan, 0.0)},
             "`candidates` must be finite.*in 1 of 2 classes, the first at 1",
         ),
         ({"covered": np.full((2, 1, 4), np.inf)}, "`covered` must be finite.*2 of 2"),
-        ({"candidates": np.zeros((2, 0, 4))}, "at least one real candidate"),
     ],
 )
 def test_errors_name_what_is_wrong(change, message):
@@ -147,23 +145,6 @@ def test_errors_name_what_is_wrong(change, message):
     }
     with pytest.raises(ValueError, match=message):
         k_center_greedy(**{**arguments, **change})
-
-
-@pytest.mark.parametrize("name", ["candidates", "covered"])
-@pytest.mark.parametrize(
-    "points",
-    [np.full((2, 3, 4), "1"), np.zeros((2, 3, 4), "M8[s]"), np.zeros((2, 3, 4), "c8")],
-)
-def test_points_must_be_real_numbers(name, points):
-    arguments = {"candidates": np.zeros((2, 3, 4)), "covered": np.zeros((2, 1, 4))}
-    with pytest.raises(TypeError, match=f"`{name}` must be real numbers"):
-        k_center_greedy(**{**arguments, name: points}, num_centers=1)
-
-
-@pytest.mark.parametrize("num_centers", [1.5, 2.0, "2", None, True])
-def test_num_centers_must_be_an_integer(num_centers):
-    with pytest.raises(TypeError, match="`num_centers` must be an integer"):
-        k_center_greedy(np.zeros((2, 3, 4)), np.zeros((2, 1, 4)), num_centers)
 
 
 @pytest.mark.parametrize("padding", [np.nan, np.inf, 1e30])

@@ -146,8 +146,8 @@ def test_index_refuses_its_place_before_it_embeds(place, tmp_path, monkeypatch):
     (tmp_path / "run" / "embedder").mkdir(parents=True)
     (tmp_path / "file").write_text("mine")
     for out, message in (
-        (tmp_path / "run", "holds 'embedder' and no index"),
-        (tmp_path / "file", "is a file"),
+        (tmp_path / "run", "where 'embedder' is and no index"),
+        (tmp_path / "file", "where 'file' is"),
         (photos, "and no index"),
     ):
         with pytest.raises(ValueError, match=f"`out` must be a new .*{message}"):
@@ -285,6 +285,14 @@ def test_check_takes_a_model_a_run_or_an_index(place, tmp_path):
         about_model(place[0] / "photos")
     result = invoke("check", index)
     assert result.exit_code == 0 and "num_rows: 7\n" in result.stdout
+
+
+def test_check_looks_at_the_rows_of_an_index_too(place, tmp_path):
+    shutil.copytree(place[0] / "index", tmp_path / "index")
+    (file,) = (tmp_path / "index").glob("rows-*.npz")
+    file.write_bytes(file.read_bytes()[:-1])
+    with pytest.raises(ValueError, match="`path` must be undamaged"):
+        about_model(tmp_path / "index")
 
 
 # ==== The commands ====

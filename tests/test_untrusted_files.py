@@ -18,9 +18,8 @@ import pytest
 from keras_ccp import Backup, CCPModel, build_embedder, datasets, losses
 from keras_ccp.backbones import bn_inception, small_cnn
 from keras_ccp.backup import load_latest
-from keras_ccp.index import RetrievalIndex
 from keras_ccp.monitor.projection_log import load_projections
-from keras_ccp.serving.export import load_embedder
+from keras_ccp.serving import load_embedder
 
 
 class Bomb:
@@ -94,7 +93,6 @@ CONTENTS = {
 }
 READERS = {
     "checkpoint": load_latest,
-    "index": RetrievalIndex.load,
     "backup": lambda folder: Backup(folder).num_epochs,
 }
 

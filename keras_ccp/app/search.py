@@ -21,9 +21,13 @@ from keras_ccp.app.images import UNREADABLE, find_images, look_at, read_file
 from keras_ccp.app.page import render, thumbnail
 from keras_ccp.checks import check_int
 from keras_ccp.files import check_folder, replaced_folder, write_file
-from keras_ccp.index import RetrievalIndex, fingerprint
-from keras_ccp.index.entries import check_backend
-from keras_ccp.index.index_file import check_index_folder, has_index
+from keras_ccp.index import (
+    RetrievalIndex,
+    check_backend,
+    check_index_folder,
+    fingerprint,
+    has_index,
+)
 from keras_ccp.pipeline import decode_center_crop, decode_image
 
 CONFIG_FILE = "config.yaml"

@@ -1,6 +1,17 @@
 """A searchable set of embeddings, and whose embeddings they are."""
 
-from keras_ccp.index.fingerprint import fingerprint
-from keras_ccp.index.retrieval_index import RetrievalIndex
+from keras_ccp.index.digests import fingerprint
+from keras_ccp.index.retrieval_index import (
+    RetrievalIndex,
+    check_backend,
+    check_index_folder,
+    has_index,
+)
 
-__all__ = ["RetrievalIndex", "fingerprint"]
+__all__ = [
+    "RetrievalIndex",
+    "check_backend",
+    "check_index_folder",
+    "fingerprint",
+    "has_index",
+]

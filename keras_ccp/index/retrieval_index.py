@@ -1,28 +1,29 @@
 """A set of embeddings that is searched, extended, written and read."""
 
+import functools
+import io
 import os
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from keras_ccp import retrieval
-from keras_ccp.checks import as_array, check_int
-from keras_ccp.index.entries import (
-    Entries,
-    check_backend,
-    check_fingerprint,
-    check_queries,
-    checked_metadata,
-    make_entries,
+from keras_ccp.checks import as_embeddings
+from keras_ccp.files import write_file
+from keras_ccp.index.digests import (
+    digest,
+    read_manifest,
+    refuse_damaged,
+    write_manifest,
 )
-from keras_ccp.index.index_file import read_index, write_index
-from keras_ccp.index.scann_backend import (
-    ScannSearcher,
-    Tuning,
-    load_scann,
-    sampled_recall,
-)
+from keras_ccp.index.scann_backend import ScannSearcher, load_scann, sampled_recall
+from keras_ccp.retrieval.exact_search import ExactSearch, check_k
+
+# Its rename decides: it names the files that belong to the index.
+_MANIFEST = "index.json"
+_ROWS = "rows-*.npz"
+_FORMAT = 2
 
 
 class RetrievalIndex:
@@ -31,56 +32,68 @@ class RetrievalIndex:
     `RetrievalIndex.build` makes one and `RetrievalIndex.load` reads one; the
     constructor is theirs.
 
-    Args:
-        entries: checked rows.
-        backend: `"exact"` or `"scann"`.
-        fingerprint: of the embedder, or `None`.
-        metadata: values that JSON can hold, by name.
-        stored: what an earlier index of these rows measured, or `None`.
-
     Attributes:
         embeddings: `(n, dim)` float32 or float64.
-        ids: `(n,)` int64, or objects that are `str`.
+        ids: `(n,)` int64 or strings.
         labels: likewise, or `None`.
         backend: str, what searches: `"exact"` also where ScaNN was asked for and is
             not installed.
         fingerprint: str, of the embedder that made the embeddings, or `None`.
         metadata: dict, kept with the index.
         recall: dict of `k`, `num_queries` and `recall`, as last measured, or `None`.
+
+    Example:
+
+        >>> index = RetrievalIndex.build([[0.0], [2.0], [5.0]], ids=["a", "b", "c"])
+        >>> index.search([[1.8]], k=2)[1]
+        array([['b', 'a']], dtype='<U1')
     """
 
     def __init__(
         self,
-        entries: Entries,
+        embeddings: np.ndarray,
+        ids: Sequence | None,
+        labels: Sequence | None,
         backend: str,
         fingerprint: str | None,
         metadata: dict[str, Any],
-        stored: dict[str, Any] | None = None,
+        tuning: Sequence[int] | None = None,
+        recall: dict[str, Any] | None = None,
     ):
-        self._set_entries(entries)
         self.fingerprint = fingerprint
         self.metadata = metadata
         # What was asked for is kept: another machine may have ScaNN.
         self._wanted = backend
         self._scann = load_scann() if backend == "scann" else None
         self.backend = "exact" if self._scann is None else "scann"
-        self._start_searcher(stored or {})
+        embeddings = as_embeddings("embeddings", embeddings)
+        if ids is None:
+            ids = np.arange(len(embeddings))
+        self._set_rows(embeddings, ids, labels, tuning, recall)
 
-    def _set_entries(self, entries: Entries) -> None:
-        self._entries = entries
-        self.embeddings, self.ids, self.labels = entries
-        self._row_of = {value: i for i, value in enumerate(self.ids.tolist())}
+    def _set_rows(self, embeddings, ids, labels, tuning=None, recall=None) -> None:
+        ids = _column("ids", ids, len(embeddings))
+        if labels is not None:
+            labels = _column("labels", labels, len(embeddings))
+        row_of = {value: row for row, value in enumerate(ids.tolist())}
+        if len(row_of) < len(ids):
+            twice = next(v for i, v in enumerate(ids.tolist()) if row_of[v] != i)
+            raise ValueError(
+                f"`ids` must be unique. Received: {twice!r} more than once\n"
+                "Number the rows, or give file names with their folders"
+            )
+        self.embeddings, self.ids, self.labels = embeddings, ids, labels
+        self._row_of = row_of
+        self.__dict__.pop("_exact", None)
+        self._searcher, self.recall = None, recall
+        if self._scann is not None:
+            self._searcher = ScannSearcher(self._scann, embeddings, tuning)
+            if recall is None:
+                self.measured_recall()
 
-    def _start_searcher(self, stored: dict[str, Any]) -> None:
-        self._searcher = self.recall = None
-        if self._scann is None:
-            return
-        tuning = stored.get("tuning")
-        tuning = None if tuning is None else Tuning(*tuning)
-        self._searcher = ScannSearcher(self._scann, self.embeddings, tuning)
-        self.recall = stored.get("recall")
-        if self.recall is None:
-            self.measured_recall()
+    @functools.cached_property
+    def _exact(self) -> ExactSearch:
+        return ExactSearch(self.embeddings)
 
     @classmethod
     def build(
@@ -109,13 +122,10 @@ class RetrievalIndex:
         Raises:
             ValueError: For a wrong shape or length, no rows, values that are not
                 finite, an id that occurs twice, or an unknown backend.
-            TypeError: For an argument of another type.
+            TypeError: For ids or labels that are neither all strings nor all integers.
         """
         check_backend(backend)
-        check_fingerprint(fingerprint)
-        metadata = checked_metadata(metadata)
-        entries = make_entries(embeddings, ids, labels)
-        return cls(entries, backend, fingerprint, metadata)
+        return cls(embeddings, ids, labels, backend, fingerprint, metadata or {})
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -133,7 +143,7 @@ class RetrievalIndex:
     def add(
         self, embeddings: np.ndarray, ids: Sequence, labels: Sequence | None = None
     ) -> None:
-        """Appends rows. With ScaNN its structures are built anew.
+        """Appends rows. With ScaNN its structures are built again.
 
         Args:
             embeddings: `(m, dim)` finite numbers, of the embedder of the index.
@@ -145,12 +155,43 @@ class RetrievalIndex:
                 is then as it was.
             TypeError: As for `build`, or if ids or labels are of the other kind.
         """
-        added = make_entries(embeddings, ids, labels)
-        self._set_entries(self._entries.joined(added))
-        self._start_searcher({})
+        added = as_embeddings("embeddings", embeddings, self.embeddings.shape[1])
+        columns = []
+        for name, old, new in (("ids", self.ids, ids), ("labels", self.labels, labels)):
+            if old is None or new is None:
+                if old is not new:
+                    raise ValueError(
+                        f"`{name}` must be given for all rows of an index or for none. "
+                        f"Received: {name}={new!r:.40}\nBuild it again with all of them"
+                    )
+                columns.append(None)
+            else:
+                new = _column(name, new, len(added))
+                # Not in one array: NumPy would turn numbers into strings.
+                columns.append([*old.tolist(), *new.tolist()])
+        # Of float32 and float64 the result is float64: nothing is lost.
+        self._set_rows(np.concatenate([self.embeddings, added]), *columns)
+
+    def remove(self, ids: Sequence) -> None:
+        """Removes rows; at least one must be left. With ScaNN all is built again.
+
+        Args:
+            ids: `(m,)` ids of the index.
+
+        Raises:
+            ValueError: If one is not in the index, which is then as it was.
+        """
+        kept = np.delete(np.arange(len(self)), self._rows_of(ids))
+        labels = None if self.labels is None else self.labels[kept]
+        rows = as_embeddings("embeddings", self.embeddings[kept])
+        self._set_rows(rows, self.ids[kept], labels)
 
     def search(
-        self, queries: np.ndarray, k: int, fingerprint: str | None = None
+        self,
+        queries: np.ndarray,
+        k: int,
+        fingerprint: str | None = None,
+        max_distance: float | None = None,
     ) -> tuple[np.ndarray, np.ndarray]:
         """Finds the nearest rows of each query.
 
@@ -160,6 +201,8 @@ class RetrievalIndex:
             queries: `(q, dim)` finite numbers.
             k: int, neighbours of each, at most the rows of the index.
             fingerprint: of the embedder of the queries. Defaults to `None`: trusted.
+            max_distance: float. Farther neighbours get an infinite distance; their ids
+                are to be ignored. Defaults to `None`: there are none.
 
         Returns:
             Distances `(q, k)` float32 (L2, not squared), nearest first, and their ids
@@ -168,26 +211,19 @@ class RetrievalIndex:
         Raises:
             ValueError: For a wrong shape, values that are not finite, `k` out of range,
                 or queries of another embedder.
-            TypeError: For queries, a `k` or a fingerprint of another type.
         """
-        check_fingerprint(fingerprint)
         if fingerprint and self.fingerprint and fingerprint != self.fingerprint:
             raise ValueError(
-                "`queries` must come from the embedder of the index; embed the images "
-                "anew with the one or make the index anew with the other. Received: "
-                f"fingerprint={fingerprint!r}, the index has {self.fingerprint!r}"
+                "`queries` must come from the embedder of the index. Received: "
+                f"fingerprint={fingerprint!r}, the index has {self.fingerprint!r}\n"
+                "Embed the images with the one, or make the index with the other"
             )
-        queries = check_queries(queries, self.embeddings.shape[1])
-        check_int("k", k, minimum=1)
-        if k > len(self):
-            raise ValueError(
-                f"`k` must be at most {len(self)}, the rows of the index. "
-                f"Received: k={k}"
-            )
-        if self._searcher is None:
-            distances, rows = retrieval.search(queries, self.embeddings, int(k))
-        else:
-            distances, rows = self._searcher.search(queries, int(k))
+        queries = as_embeddings("queries", queries, self.embeddings.shape[1])
+        check_k(k, len(self))
+        searcher = self._searcher or self._exact
+        distances, rows = searcher.search(queries, k)
+        if max_distance is not None:
+            distances[distances > max_distance] = np.inf
         return distances, self.ids[rows]
 
     def labels_of(self, ids: Any) -> np.ndarray:
@@ -200,22 +236,20 @@ class RetrievalIndex:
             Array of labels, of the same shape.
 
         Raises:
-            ValueError: If the index has no labels, or not one of the ids.
+            ValueError: If one of the ids is not in the index.
+            TypeError: If the index has no labels.
         """
-        if self.labels is None:
+        return self.labels[self._rows_of(ids)].reshape(np.shape(ids))
+
+    def _rows_of(self, ids: Any) -> np.ndarray:
+        values = np.asarray(ids).ravel().tolist()
+        missing = [value for value in values if value not in self._row_of]
+        if missing:
             raise ValueError(
-                "`labels` were not given when the index was built. "
-                "Received: a call of `labels_of`"
+                f"`ids` must be ids of the index. Received: {missing[0]!r}\n"
+                f"They are as `search` returns them, such as {self.ids.tolist()[0]!r}"
             )
-        ids = as_array("ids", ids)
-        rows = [self._row_of.get(value) for value in ids.ravel().tolist()]
-        if None in rows:
-            raise ValueError(
-                "`ids` must be ids of the index, as `search` returns them, such as "
-                f"{self.ids.tolist()[0]!r}. Received: "
-                f"{ids.ravel().tolist()[rows.index(None)]!r}, which is none"
-            )
-        return self.labels[np.array(rows, np.int64)].reshape(ids.shape)
+        return np.array([self._row_of[value] for value in values], np.int64)
 
     def measured_recall(self, k: int = 10, num_queries: int = 1000) -> float:
         """Searches rows of the index in the others, against exact search.
@@ -228,18 +262,12 @@ class RetrievalIndex:
         Returns:
             Mean share of the true `k` nearest that are found; 1.0 if exact. Kept as
             `recall`.
-
-        Raises:
-            ValueError: If `k` or `num_queries` is out of range.
-            TypeError: If one is no integer.
         """
-        check_int("k", k, minimum=1)
-        check_int("num_queries", num_queries, minimum=1)
         recall = 1.0
         if self._searcher is not None:
             search, seed = self._searcher.search, 1  # other rows than were tuned on
-            recall = sampled_recall(search, self.embeddings, k, num_queries, seed)
-        self.recall = {"k": int(k), "num_queries": int(num_queries), "recall": recall}
+            recall = sampled_recall(search, self._exact, k, num_queries, seed)
+        self.recall = {"k": k, "num_queries": num_queries, "recall": recall}
         return recall
 
     # ==== Files ====
@@ -248,35 +276,108 @@ class RetrievalIndex:
         """Writes the index: all of it, or none if the process dies.
 
         An index that is in the folder is replaced once the new one is on the disk.
-        ScaNN's own structures are not written; `load` builds them anew.
+        ScaNN's own structures are not written; `load` builds them again.
 
         Args:
             path: folder, made if it is missing.
 
         Raises:
             ValueError: If the folder holds other files and no index, or is a file.
+            TypeError: If JSON cannot hold the metadata.
             OSError: If it cannot be written.
         """
-        header = {
+        path = Path(path)
+        check_index_folder("path", path)
+        arrays = {"embeddings": self.embeddings, "ids": self.ids, "labels": self.labels}
+        buffer = io.BytesIO()
+        np.savez(buffer, **{k: v for k, v in arrays.items() if v is not None})
+        content = buffer.getvalue()
+        checksum = digest(content)
+        rows = path / _ROWS.replace("*", checksum[:16])
+        manifest = {
+            "format": _FORMAT,
+            "rows": {"name": rows.name, "sha256": checksum},
             "backend": self._wanted,
             "fingerprint": self.fingerprint,
             "metadata": self.metadata,
             "tuning": self._searcher and self._searcher.tuning,
             "recall": self.recall,
         }
-        write_index(path, header, self._entries)
+        write_file(rows, content)
+        write_manifest(path / _MANIFEST, manifest)
+        for old in {*path.glob(_ROWS), *path.glob(f"partial_{_ROWS}")} - {rows}:
+            old.unlink()
 
     @classmethod
     def load(cls, path: str | os.PathLike) -> "RetrievalIndex":
-        """Reads an index. Nothing in the file is executed.
+        """Reads an index. Nothing in its files is executed.
 
         Args:
             path: folder that `save` wrote to.
 
         Raises:
             FileNotFoundError: If there is no index.
-            ValueError: If it is damaged (by its checksum), or is none of these.
+            ValueError: If it is damaged (by its checksums), or of another version.
         """
-        header, entries = read_index(path)
-        rest = header["backend"], header["fingerprint"], header["metadata"]
-        return cls(entries, *rest, stored=header)
+        path = Path(path)
+        if not has_index(path):
+            raise FileNotFoundError(
+                f"`path` must be the folder of an index. Received: {path}\n"
+                "`keras-ccp index` and `RetrievalIndex.save` make one"
+            )
+        kept = read_manifest(path / _MANIFEST)
+        if kept.get("format") != _FORMAT:
+            refuse_damaged(path, [f"the format is {kept.get('format')!r}"])
+        rows = path / Path(kept["rows"]["name"]).name
+        content = rows.read_bytes() if rows.is_file() else b""
+        if digest(content) != kept["rows"]["sha256"]:
+            refuse_damaged(path, [f"{rows.name} is changed or missing"])
+        with np.load(io.BytesIO(content), allow_pickle=False) as arrays:
+            columns = [arrays.get(name) for name in ("embeddings", "ids", "labels")]
+        names = "backend", "fingerprint", "metadata", "tuning", "recall"
+        return cls(*columns, **{name: kept[name] for name in names})
+
+
+def has_index(path: str | os.PathLike) -> bool:
+    """Whether a folder holds an index, in any state."""
+    return (Path(path) / _MANIFEST).is_file()
+
+
+def check_index_folder(name: str, path: str | os.PathLike) -> None:
+    """Refuses a folder in which an index would lie among other files."""
+    path = Path(path)
+    if has_index(path) or not path.exists():
+        return
+    # What a process that died has left is no reason.
+    left = {*path.glob(_ROWS), *path.glob("partial_*")}
+    others = sorted({*path.iterdir()} - left) if path.is_dir() else [path]
+    if others:
+        raise ValueError(
+            f"`{name}` must be a new or empty folder, or that of an index, which is "
+            f"replaced. Received: {path}, where {others[0].name!r} is and no index\n"
+            "Choose another"
+        )
+
+
+def check_backend(backend: str) -> None:
+    """Refuses what is not the name of a way to search."""
+    if backend not in ("exact", "scann"):
+        raise ValueError(
+            f"`backend` must be 'exact' or 'scann'. Received: backend={backend!r}\n"
+            "Reported metrics should come from 'exact'"
+        )
+
+
+def _column(name: str, values: Any, length: int) -> np.ndarray:
+    """`(length,)` int64 or strings."""
+    values = np.asarray(values, object).tolist()
+    is_text = all(isinstance(value, str) for value in values)
+    column = np.array(values, str if is_text else None)
+    is_integer = column.dtype.kind in "iu" and np.can_cast(column.dtype, np.int64)
+    if column.shape != (length,) or not (is_text or is_integer):
+        raise ValueError(
+            f"`{name}` must hold a string or an integer a row, all of one kind. "
+            f"Received: {column.dtype} of shape {column.shape} for {length} rows\n"
+            "Turn them into a list of strings"
+        )
+    return column

@@ -12,7 +12,7 @@ import numpy as np
 
 from keras_ccp import retrieval
 from keras_ccp.model import CCPModel
-from keras_ccp.retrieval.validation import as_embeddings, as_labels
+from keras_ccp.checks import as_embeddings, as_labels
 
 
 @dataclasses.dataclass(frozen=True)

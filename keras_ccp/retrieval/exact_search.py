@@ -1,56 +1,30 @@
-"""Exact nearest neighbours: quick scores with an error bound, then exact order.
+"""Exact nearest neighbours: quick scores with an error bound, then exact distances.
 
-A matrix product gives the score `x.y - |y|^2 / 2 = (|x|^2 - |x - y|^2) / 2` of every
-pair in float32: the nearest has the highest. Rounding makes it wrong by a bounded
-amount, so the best scores are only *candidates*: everything that the bound cannot rule
-out. What is nearer among them is decided by float64 differences. The answer therefore
-does not depend on chunks, threads or the order in which a product is summed.
+For a query x and a gallery row y the score `x.y - |y|^2 / 2`, which is
+`(|x|^2 - |x - y|^2) / 2`, is highest for the nearest y. A float32 matrix product gives
+all scores of many queries, each off by a bounded amount. So the k-th highest of them
+says what cannot be among the k nearest, and the few rows that are left are put in order
+by float64 differences. The answer does not depend on chunks, threads or the order in
+which a product is summed.
 """
 
-from collections.abc import Iterator
-from typing import NamedTuple
+import functools
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
+import tensorflow as tf
 
-from keras_ccp.checks import check_bool, check_int
-from keras_ccp.retrieval.ahead import ahead
-from keras_ccp.retrieval.scores import Scores
-from keras_ccp.retrieval.sweep import SMALLEST_BLOCK, in_pairs, in_rows
-from keras_ccp.retrieval.validation import as_embeddings, safe_shift
+from keras_ccp.checks import as_embeddings, check_int
+from keras_ccp.k_center import BLOCK_VALUES, exponents, squared_distances
 
-# Neighbours that are listed while the blocks of one set meet, some 50 bytes each.
-_LISTED_AT_ONCE = 2**22
-# Float64 differences held at once: few enough to stay in cache.
-_BLOCK_VALUES = 2**16
-# Queries handled at once when float32 was not enough.
-_CAREFUL_ROWS = 64
-
-
-class Candidates(NamedTuple):
-    """Neighbours of some queries, nearest first as far as the scores can tell.
-
-    Args:
-        rows: `(n,)` rows of the queries these are for.
-        indices: `(n, num_candidates)` gallery rows, the query's own removed. The true
-            nearest `k` are among them. -1 fills up the rows that have fewer than most.
-        linked: `(n, num_candidates - 1)` booleans: the scores of this candidate and
-            the next are too close to be sure of their order.
-        distances: `None`, or `(n, num_candidates)` exact squared distances; the order
-            is then final and nothing is linked.
-    """
-
-    rows: np.ndarray
-    indices: np.ndarray
-    linked: np.ndarray
-    distances: np.ndarray | None
-
-    def take(self, positions: np.ndarray) -> "Candidates":
-        """The candidates of some of the queries.
-
-        Args:
-            positions: `(count,)` ints, positions in `rows`.
-        """
-        return Candidates(*(x if x is None else x[positions] for x in self))
+# A product keeps all cores busy, what follows it only one: so they overlap.
+_THREADS = 3
+# Of a chunk: scores, 64 MB of float32, and neighbours that are put in order, each some
+# 60 bytes.
+_MOST_SCORES = 2**24
+_MOST_FOUND = 2**20
+_FLOAT32, _FLOAT64 = np.finfo(np.float32), np.finfo(np.float64)
 
 
 def search(
@@ -63,8 +37,8 @@ def search(
     """Finds the `k` nearest gallery rows of every query, exactly.
 
     The order is that of `||q - g||^2` from float64 differences; equally near rows come
-    by their gallery index. Near duplicates and vectors of large norm are told apart
-    (see the head of this file), and any `chunk_size` gives the same bits.
+    by their gallery index. Near duplicates and vectors of large norm are told apart,
+    and any `chunk_size` gives the same bits.
 
     Args:
         query_embeddings: `(num_queries, dim)` floats.
@@ -72,6 +46,7 @@ def search(
         k: int, neighbours per query, at most the number of rows there are to find.
         exclude_self: bool. Query `i` does not find gallery row `i`: for a set that is
             searched in itself. Duplicates of the row under other indices are found.
+            Defaults to False.
         chunk_size: int, queries handled at once in each of three threads. Defaults to
             `None`: as many as need some 100 MB.
 
@@ -82,217 +57,265 @@ def search(
     Raises:
         ValueError: for wrong shapes, values that are not finite, `k` out of range, or
             `exclude_self` with two sets that differ.
-        TypeError: for embeddings that are no real numbers, a `k` or `chunk_size` that
-            is no integer, or an `exclude_self` that is no boolean.
+
+    Example:
+
+        >>> points = np.array([[0.0], [1.0], [3.0]])
+        >>> search(points, points, k=1, exclude_self=True)[1]
+        array([[1], [0], [1]])
     """
     query = as_embeddings("query_embeddings", query_embeddings)
     gallery = as_embeddings("gallery_embeddings", gallery_embeddings, query.shape[1])
-    check_bool("exclude_self", exclude_self)
-    if exclude_self:
-        if not np.array_equal(query, gallery):
-            raise ValueError(
-                "`exclude_self` must be False unless query and gallery are one set. "
-                f"Received: {len(query)} queries and a gallery of {len(gallery)} that "
-                "differ"
-            )
-        gallery = query
-    check_int("k", k, minimum=1)
-    k, most = int(k), len(gallery) - bool(exclude_self)
-    if k > most:
+    if exclude_self and not np.array_equal(query, gallery):
         raise ValueError(
-            f"`k` must be at most {most}, the rows there are to find. Received: k={k}"
+            "`exclude_self` must be False unless query and gallery are one set. "
+            f"Received: {len(query)} queries and a gallery of {len(gallery)} that "
+            "differ\nPass the same embeddings twice"
         )
-    if chunk_size is not None:
-        check_int("chunk_size", chunk_size, minimum=1)
-    distances = np.empty((len(query), k), np.float32)
-    indices = np.empty((len(query), k), np.int64)
-    searcher = ExactSearcher(query, gallery, exclude_self, chunk_size)
-    for found in searcher.candidates(np.full(len(query), k)):
-        found = searcher.refine(found, found.indices >= 0)
-        nearest = np.sqrt(found.distances[:, :k])
-        with np.errstate(over="ignore"):  # float64 distances beyond float32
-            distances[found.rows] = np.ldexp(nearest, -searcher.shift)
-        indices[found.rows] = found.indices[:, :k]
-    return distances, indices
+    return ExactSearch(gallery).search(query, k, exclude_self, chunk_size)
 
 
-def by_depth(depth: np.ndarray) -> dict[int, np.ndarray]:
-    """Groups queries that need about equally many neighbours.
-
-    So that one that needs many does not make all others pay for it.
+class ExactSearch:
+    """A gallery that is prepared once and searched exactly, also by later queries.
 
     Args:
-        depth: `(num_queries,)` ints, neighbours of each, 0 for none.
-
-    Returns:
-        Rows of queries by the largest of their depths, which is less than twice that
-        of any of them.
-    """
-    # 0; 1; 2; 3, 4; 5 to 8; ...
-    size = np.ceil(np.log2(np.maximum(depth, 0.5)))
-    groups = [np.flatnonzero(size == value) for value in np.unique(size)]
-    return {int(depth[rows].max()): rows for rows in groups}
-
-
-class ExactSearcher:
-    """Quick candidates and exact order for one pair of query and gallery.
-
-    Args:
-        query: `(num_queries, dim)` float32 or float64, validated.
-        gallery: `(num_gallery, dim)` likewise.
-        exclude_self: bool, query `i` does not find gallery row `i`.
-        chunk_size: int or `None`, queries handled at once.
-
-    Attributes:
-        shift: int, the distances here are the true ones times 2 to this power: not 0
-            if their squares would leave the range of float64.
+        gallery: `(num_gallery, dim)` finite float32 or float64.
     """
 
-    def __init__(
+    def __init__(self, gallery: np.ndarray):
+        self.gallery = gallery
+        self._exponent = exponents(gallery).item()
+        # Near the origin rounding errors are smallest. Unlike the mean, the median
+        # stays with the rows when one of them lies far out.
+        sample = gallery[:: max(1, len(gallery) // 1000)]
+        self._origin = np.median(sample, axis=0).astype(np.float64)
+        columns = np.empty((gallery.shape[1] + 2, len(gallery)), np.float32)
+        # Half an ulp of 1 is the error of one operation. A product of dim + 2 terms
+        # makes as many, what is summed and added has a few more, and 1.01 is room for
+        # what is of second order.
+        self._error = 1.01 * (len(columns) + 9) * _FLOAT32.eps / 2
+        # A power of two, which is exact, keeps products from overflow and underflow.
+        extremes = np.stack([gallery.min(axis=0), gallery.max(axis=0)])
+        with np.errstate(over="ignore", invalid="ignore"):
+            self._scale = -exponents(extremes - self._origin)
+            step = max(1, BLOCK_VALUES // gallery.shape[1])
+            for start in range(0, len(gallery), step):
+                part = slice(start, start + step)
+                moved, norms = self._moved(gallery[part])
+                columns[:-2, part] = moved.T
+                # With these two the product is no score, but its upper bound.
+                columns[-2, part] = self._error * norms
+                columns[-1, part] = (self._error - 1) * np.square(norms) / 2
+        with tf.device("CPU:0"):
+            self._columns = tf.constant(columns)
+
+    def _moved(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Rows as seen from the origin, scaled, and their norms."""
+        moved = np.ldexp(rows - self._origin, self._scale)
+        return moved, np.sqrt(np.einsum("nd,nd->n", moved, moved))
+
+    def search(
         self,
         query: np.ndarray,
-        gallery: np.ndarray,
-        exclude_self: bool,
-        chunk_size: int | None,
-    ):
-        self.shift = safe_shift(query, gallery)
-        if self.shift:
-            is_one_set = query is gallery
-            gallery = np.ldexp(gallery.astype(np.float64), self.shift)
-            query = (
-                gallery
-                if is_one_set
-                else np.ldexp(query.astype(np.float64), self.shift)
-            )
-        self.query, self.gallery = query, gallery
-        self.exclude_self = exclude_self
-        self.chunk_size = chunk_size
-        self._scores = Scores(query, gallery, np.float32)
-        self._careful_scores = None
+        k: int,
+        exclude_self: bool = False,
+        chunk_size: int | None = None,
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """As `retrieval.search`, of queries that are finite and of the right width."""
+        check_k(k, len(self.gallery) - exclude_self)
+        distances = np.empty((len(query), k), np.float32)
+        indices = np.empty((len(query), k), np.int64)
 
-    def candidates(self, depth: np.ndarray) -> Iterator[Candidates]:
-        """Yields candidates for the nearest neighbours of all queries, part by part.
+        def find(rows: np.ndarray, k: int) -> None:
+            own = rows if exclude_self else None
+            squared, indices[rows] = self.nearest(query[rows], k, own)
+            shift = self._shift(query[rows])
+            with np.errstate(over="ignore"):  # float64 distances beyond float32
+                distances[rows] = np.ldexp(np.sqrt(squared), -shift)
 
-        Args:
-            depth: `(num_queries,)` ints, neighbours of each, 0 for none.
-        """
-        # The query's own row is dropped from one more: it is the nearest of all.
-        groups = {
-            k + self.exclude_self if k else 0: rows
-            for k, rows in by_depth(depth).items()
-        }
-        listed = sum(k * len(rows) for k, rows in groups.items())
-        size = self.chunk_size or SMALLEST_BLOCK
-        in_blocks = (
-            self.exclude_self and listed <= _LISTED_AT_ONCE and size >= SMALLEST_BLOCK
-        )
-        sweep = in_pairs if in_blocks else in_rows
-        shortlists = sweep(self._scores, groups, self.chunk_size)
-        for crowded, k, listed in ahead(self._finished, shortlists):
-            if len(crowded):
-                yield self._careful_candidates(crowded, k)
-            if listed is not None:
-                yield listed
+        in_chunks(find, np.full(len(query), k), len(self.gallery), chunk_size)
+        return distances, indices
 
-    def _finished(self, item):
-        """Queries without a list, the neighbours they need, and the others if any."""
-        rows, shortlist = item
-        crowded, scores, indices = shortlist.finish()
-        listed = None
-        if not crowded.all():
-            listed = self._listed(rows[~crowded], scores, indices)
-        return rows[crowded], shortlist.wanted - self.exclude_self, listed
-
-    def _listed(self, rows, scores, indices):
-        """Candidates of queries by their shortlists."""
-        if self.exclude_self:
-            other = indices != rows[:, None]
-            shape = len(rows), scores.shape[1] - 1
-            scores, indices = (
-                scores[other].reshape(shape),
-                indices[other].reshape(shape),
-            )
-        error = self._scores.error[rows, None]
-        linked = scores[:, :-1] - scores[:, 1:] <= 2.0 * error
-        return Candidates(rows, indices, linked, None)
-
-    def refine(self, found: Candidates, undecided: np.ndarray) -> Candidates:
-        """Puts undecided candidates into their exact order.
-
-        A run of linked candidates keeps its place, and only what is inside of it moves.
+    def nearest(
+        self,
+        query: np.ndarray,
+        k: int,
+        own: np.ndarray | None = None,
+        alike: Callable[[np.ndarray, np.ndarray], np.ndarray] | None = None,
+    ) -> tuple[np.ndarray | None, np.ndarray]:
+        """The nearest gallery rows of a few queries.
 
         Args:
-            found: the candidates; returned as they are if their order is final.
-            undecided: `(n, num_candidates)` booleans, whole runs. Of the others the
-                `distances` that are returned are 0.
+            query: `(n, dim)` floats.
+            k: int, neighbours of each.
+            own: `(n,)` ints, a gallery row for each query that it must not find.
+            alike: maps places in `query` and gallery rows, two `(m,)` arrays, to `(m,)`
+                values. The order of neighbours with equal values then does not matter,
+                and distances are not computed for it.
+
+        Returns:
+            `(n, k)` float64 squared distances, scaled by `_shift`, or `None` with
+            `alike`, and `(n, k)` int64 gallery rows.
         """
-        if found.distances is not None:
-            return found
-        distances = np.zeros(found.indices.shape)
-        row, column = np.nonzero(undecided)
-        distances[row, column] = self.distances(
-            found.rows[row], found.indices[row, column]
-        )
-        run = np.zeros(found.indices.shape, np.int32)
-        np.cumsum(~found.linked, axis=1, out=run[:, 1:])
-        order = np.lexsort((found.indices, distances, run), axis=1)
-        return Candidates(
-            found.rows,
-            np.take_along_axis(found.indices, order, axis=1),
-            np.zeros_like(found.linked),
-            np.take_along_axis(distances, order, axis=1),
-        )
-
-    def distances(self, query_rows: np.ndarray, gallery_rows: np.ndarray) -> np.ndarray:
-        """Squared distances of pairs, from float64 differences.
-
-        Args:
-            query_rows: `(n,)` ints.
-            gallery_rows: `(n,)` ints.
-        """
-        result = np.empty(len(query_rows))
-        step = max(1, _BLOCK_VALUES // self.query.shape[1])
-        for start in range(0, len(query_rows), step):
-            block = slice(start, start + step)
-            difference = self.query[query_rows[block]].astype(np.float64)
-            difference -= self.gallery[gallery_rows[block]]
-            np.einsum("nd,nd->n", difference, difference, out=result[block])
-        return result
-
-    def _careful_candidates(self, rows, k):
-        """The nearest `k` of queries that float32 cannot tell: float64, one by one."""
-        if self._careful_scores is None:
-            self._careful_scores = Scores(self.query, self.gallery, np.float64)
-            every = np.arange(len(self.gallery))
-            self._careful_gallery = self._careful_scores.gallery_rows(every)
-            # Equal gallery rows are compared once: there are many if a network has
-            # collapsed, and then every query comes here. (Adding 0 turns -0 to 0.)
-            as_bytes = f"V{self.gallery.itemsize * self.gallery.shape[1]}"
-            keys = np.ascontiguousarray(self.gallery + 0.0).view(as_bytes).ravel()
-            _, self._first, self._copy_of = np.unique(
-                keys, return_index=True, return_inverse=True
-            )
-        found = np.empty((len(rows), k), np.int64)
-        distances = np.empty((len(rows), k))
-        for start in range(0, len(rows), _CAREFUL_ROWS):
-            block = rows[start : start + _CAREFUL_ROWS]
-            scores = self._careful_scores.product(block, self._careful_gallery)
-            for position, row in enumerate(block, start):
-                near = self._near(row, scores[position - start], k)
-                copies = self._copy_of[near]
-                distinct = np.flatnonzero(np.bincount(copies))
-                exact = np.empty(len(self._first))
-                exact[distinct] = self.distances(
-                    np.full(len(distinct), row), self._first[distinct]
+        with np.errstate(over="ignore", invalid="ignore"):  # of queries far out
+            scores, bar, error = self._upper_bounds(query, k, own)
+            reach = scores < bar[:, None]
+        np.logical_not(reach, out=reach)  # also what is not a number
+        if own is not None:
+            reach[np.arange(len(query)), own] = False
+        if len(query) > 1 and np.count_nonzero(reach) > 4 * _MOST_FOUND:
+            del scores, reach
+            parts = [
+                self.nearest(
+                    query[half],
+                    k,
+                    None if own is None else own[half],
+                    alike and (lambda row, column, half=half: alike(half[row], column)),
                 )
-                exact = exact[copies]
-                order = np.argsort(exact, kind="stable")[:k]
-                found[position], distances[position] = near[order], exact[order]
-        return Candidates(rows, found, np.zeros((len(rows), k - 1), bool), distances)
+                for half in np.array_split(np.arange(len(query)), 2)
+            ]
+            squared, found = zip(*parts, strict=True)
+            return None if alike else np.concatenate(squared), np.concatenate(found)
+        row, column = np.divmod(np.flatnonzero(reach), len(self.gallery))
+        if alike is None:
+            squared = self._squared_distances(query, row, column)
+        else:
+            squared = -scores[row, column].astype(np.float64)  # orders as well
+        order = np.lexsort((squared, row))  # equally near ones stay by their index
+        row, column, squared = row[order], column[order], squared[order]
+        if alike is not None:
+            value = alike(row, column)
+            matters = (row[1:] == row[:-1]) & (value[1:] != value[:-1])
+            close = matters & ~(squared[1:] - squared[:-1] > 2 * error[row[1:]])
+            is_unsure = np.zeros(len(query), bool)
+            is_unsure[row[1:][close]] = True
+            unsure = np.flatnonzero(is_unsure[row])
+            squared = self._squared_distances(query, row[unsure], column[unsure])
+            order = np.lexsort((column[unsure], squared, row[unsure]))
+            column[unsure] = column[unsure[order]]
+        first = np.searchsorted(row, np.arange(len(query)))
+        nearest = first[:, None] + np.arange(k)
+        return None if alike else squared[nearest], column[nearest]
 
-    def _near(self, row, scores, k):
-        """Gallery rows, ascending, that the scores cannot rule out of the `k`."""
-        wanted = k + self.exclude_self
-        bar = np.partition(scores, -wanted)[-wanted]
-        near = np.flatnonzero(scores >= bar - 2.0 * self._careful_scores.error[row])
-        return near[near != row] if self.exclude_self else near
+    def _upper_bounds(
+        self, query: np.ndarray, k: int, own: np.ndarray | None
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Scores that are not too low, what the `k` nearest reach, and half the error.
+
+        The true score lies at most `2 * error` below its bound, where that is reached.
+        """
+        moved, norms = self._moved(query)
+        rows = np.ones((len(query), len(moved[0]) + 2), np.float32)
+        rows[:, :-2], rows[:, -2] = moved, norms
+        with tf.device("CPU:0"):  # the bound would not hold for TensorFloat-32
+            scores = np.asarray(tf.matmul(rows, self._columns))
+        k += own is not None  # which is the nearest of all
+        # The k-th highest maximum of groups is reached by k rows or more. It is found
+        # much sooner than the k-th highest score, and nearly as high.
+        count = len(self.gallery)
+        groups = min(count, max(4 * k, count // 64))
+        maxima = scores[:, :groups].copy()
+        for start in range(groups, count, groups):
+            part = scores[:, start : start + groups]
+            best = maxima[:, : part.shape[1]]
+            np.maximum(best, part, out=best)
+        kth = np.partition(maxima, groups - k, axis=1)[:, groups - k].astype(np.float64)
+        bar = kth - 2 * self._error_from(kth, norms)
+        return scores, bar, self._error_from(bar, norms)
+
+    def _error_from(self, score: np.ndarray, norms: np.ndarray) -> np.ndarray:
+        """Half of how far bounds may lie above the scores, where they reach `score`.
+
+        A row far out has a large error, but a low score. What scores s or more lies at
+        most `sqrt(|x|^2 - 2 s)` from the query x, or a little more for the error, and
+        so at most `largest` from the origin.
+        """
+        squares, dim = np.square(norms), self.gallery.shape[1] + 2
+        from_query = np.maximum(squares - 2 * score, 0) + 10 * self._error * squares
+        largest = norms + 1.1 * np.sqrt(from_query)
+        of_product = self._error * (norms * largest + np.square(largest) / 2)
+        # Float64 differences, which decide the order, have an error of their own.
+        of_differences = dim * _FLOAT64.eps * np.square(norms + largest)
+        return of_product + of_differences + 4 * dim * _FLOAT32.tiny * (1 + norms)
+
+    def _shift(self, query: np.ndarray) -> np.ndarray:
+        """Powers of two for each query that keep squares in the range of float64."""
+        exponent = np.maximum(exponents(query, axis=1), self._exponent)
+        return np.where(np.abs(exponent) < 400, 0, -exponent)
+
+    def _squared_distances(
+        self, query: np.ndarray, row: np.ndarray, column: np.ndarray
+    ) -> np.ndarray:
+        """Exact ones of pairs, times 4 to the power of the query's `_shift`."""
+        if len(row) > 2 * _MOST_FOUND:
+            # Many are candidates where a network has collapsed: equal rows count once.
+            count = len(self.gallery)
+            key = row * count + self._first_copy[column]
+            table = np.zeros(len(query) * count)
+            table[key] = 1
+            place = np.flatnonzero(table)
+            table[place] = self._direct(query, *np.divmod(place, count))
+            return table[key]
+        return self._direct(query, row, column)
+
+    def _direct(
+        self, query: np.ndarray, row: np.ndarray, column: np.ndarray
+    ) -> np.ndarray:
+        shift = self._shift(query)
+        squared = np.empty(len(row))
+        step = max(1, BLOCK_VALUES // self.gallery.shape[1])
+        for start in range(0, len(row), step):
+            part = slice(start, start + step)
+            x, y = query[row[part]], self.gallery[column[part]]
+            if shift.any():
+                power = shift[row[part]]
+                x, y = np.ldexp(x, power), np.ldexp(y.astype(np.float64), power)
+            squared[part] = squared_distances(x, y)
+        return squared
+
+    @functools.cached_property
+    def _first_copy(self) -> np.ndarray:
+        """For each gallery row the first one that is equal to it."""
+        rows = self.gallery + 0.0  # -0 becomes 0
+        rows = rows.view(f"V{rows.itemsize * rows.shape[1]}").ravel()
+        _, first, copy = np.unique(rows, return_index=True, return_inverse=True)
+        return first[copy]
+
+
+def in_chunks(
+    function: Callable[[np.ndarray, int], None],
+    depth: np.ndarray,
+    num_gallery: int,
+    chunk_size: int | None,
+) -> None:
+    """Calls `function(rows, k)` in threads, on queries that need about equally many.
+
+    So that one that needs many neighbours does not make all others pay for it.
+
+    Args:
+        function: takes rows of queries and the largest of their depths.
+        depth: `(num_queries,)` ints, neighbours that each query needs, 0 for none.
+        num_gallery: int, rows that each query is compared with.
+        chunk_size: int, the most rows of a call, or `None`.
+    """
+    chunks = []
+    group = np.ceil(np.log2(np.maximum(depth, 1)))  # 1; 2; 3, 4; 5 to 8; ...
+    for number in np.unique(group[depth > 0]):
+        rows = np.flatnonzero((group == number) & (depth > 0))
+        k = int(depth[rows].max())
+        most = min(_MOST_SCORES // num_gallery, _MOST_FOUND // k)
+        step = chunk_size or max(1, min(most, -(-len(rows) // _THREADS)))
+        chunks += [(rows[i : i + step], k) for i in range(0, len(rows), step)]
+    with ThreadPoolExecutor(_THREADS) as pool:
+        for _ in pool.map(lambda chunk: function(*chunk), chunks):
+            pass
+
+
+def check_k(k: int, most: int) -> None:
+    """Refuses more neighbours than there are rows to find."""
+    check_int("k", k, minimum=1)
+    if k > most:
+        raise ValueError(
+            f"`k` must be at most {most}, the rows there are to find. Received: k={k}\n"
+            "Ask for fewer"
+        )

@@ -6,10 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from keras_ccp.checks import check_bool, check_int
-from keras_ccp.retrieval.ahead import ahead
-from keras_ccp.retrieval.exact_search import ExactSearcher, by_depth
-from keras_ccp.retrieval.validation import as_embeddings, as_labels
+from keras_ccp.checks import as_embeddings, as_floats, as_labels, check_int
+from keras_ccp.k_center import exponents, squared_distances
+from keras_ccp.retrieval.exact_search import ExactSearch, in_chunks
 
 _METRICS = ("precision_at_1", "precision_at_r", "map_at_r")
 _RECALL = re.compile(r"recall_at_([1-9][0-9]{0,8})")
@@ -116,162 +115,139 @@ def score_queries(
         ValueError: as `evaluate`.
         TypeError: as `evaluate`.
     """
-    metrics = _checked_metrics(metrics)
-    matches = {name: _RECALL.fullmatch(name) for name in metrics}
-    recalls = {name: int(match[1]) for name, match in matches.items() if match}
+    metrics = tuple(metrics)
+    recalls = {name: int(name[10:]) for name in metrics if _RECALL.fullmatch(name)}
+    for name in metrics:
+        if name not in _METRICS and name not in recalls:
+            raise ValueError(
+                f"`metrics` must be names out of {', '.join(_METRICS)}, recall_at_<k>. "
+                f"Received: {name!r}\nPass a list of such names"
+            )
     query = as_embeddings("query_embeddings", query_embeddings)
     labels = as_labels("query_labels", query_labels, len(query))
     if index is not None:
-        _check_index(index, gallery_embeddings, gallery_labels, allow_approximate)
         gallery_embeddings, gallery_labels = index.embeddings, index.labels
+        if not (index.is_exact or allow_approximate):
+            raise ValueError(
+                "`index` must be exact, since what it misses moves the metrics either "
+                f"way. Received: index.backend={index.backend!r}\n"
+                "Pass index.embeddings and index.labels, or allow_approximate=True"
+            )
     is_one_set = gallery_embeddings is None and gallery_labels is None
     gallery, known = query, labels
     if not is_one_set:
-        gallery, known = _checked_gallery(gallery_embeddings, gallery_labels, query)
+        gallery = as_embeddings(
+            "gallery_embeddings", gallery_embeddings, query.shape[1]
+        )
+        known = as_labels("gallery_labels", gallery_labels, len(gallery))
     if chunk_size is not None:
         check_int("chunk_size", chunk_size, minimum=1)
 
-    num_references = _count_references(labels, known) - is_one_set
-    _check_scored(num_references, labels)
-    searcher = ExactSearcher(query, gallery, is_one_set, chunk_size)
-    depth = np.ones(len(query), np.int64)
+    classes, counts = np.unique(known, return_counts=True)
+    place = np.minimum(np.searchsorted(classes, labels), len(classes) - 1)
+    num_references = np.where(classes[place] == labels, counts[place], 0) - is_one_set
+    if not num_references.any():
+        raise ValueError(
+            "`query_labels` must have a query with a true reference. Received: all "
+            f"{len(labels)} queries are skipped\n"
+            "Use a gallery that has other images of their classes"
+        )
+    depth = np.full(len(query), max(recalls.values(), default=1))
     if "precision_at_r" in metrics or "map_at_r" in metrics:
-        depth = num_references
-    depth = np.maximum(depth, max(recalls.values(), default=1))
+        depth = np.maximum(depth, num_references)
     depth = np.minimum(depth, len(gallery) - is_one_set)
-    depth = np.where(num_references > 0, depth, 0)
+    depth[num_references == 0] = 0
     values = {name: np.full(len(query), np.nan) for name in metrics}
-    if index is None or index.is_exact:
-        found = _hits(searcher, labels, known, depth)
-    else:
-        found = _approximate_hits(index, query, labels, depth)
-    for rows, hits in found:
-        _score(values, recalls, rows, hits, num_references[rows])
+    searcher = ExactSearch(gallery) if index is None or index.is_exact else None
+
+    def score(rows: np.ndarray, k: int) -> None:
+        own = labels[rows]
+        if searcher is not None:
+            _, found = searcher.nearest(
+                query[rows],
+                k,
+                rows if is_one_set else None,
+                alike=lambda row, column: known[column] == own[row],
+            )
+            hits = known[found] == own[:, None]
+        else:
+            _, ids = index.search(query[rows], k)
+            hits = index.labels_of(ids) == own[:, None]
+        for name, value in _scores(hits, num_references[rows], recalls).items():
+            if name in values:
+                values[name][rows] = value
+
+    in_chunks(score, depth, len(gallery), chunk_size)
     return {**values, "num_references": num_references}
 
 
-def _check_scored(num_references, labels):
-    """Refuses queries none of which can be scored."""
-    if not num_references.any():
-        raise ValueError(
-            "`query_labels` must have a query with a true reference, but all "
-            f"{len(labels)} queries are skipped: no class of theirs has another row "
-            f"in the gallery. Received: {len(np.unique(labels))} query classes"
-        )
-
-
-def _check_index(index, gallery_embeddings, gallery_labels, allow_approximate):
-    """Refuses an index beside a gallery, and one that is not exact."""
-    check_bool("allow_approximate", allow_approximate)
-    if gallery_embeddings is not None or gallery_labels is not None:
-        raise ValueError(
-            "`index` must be given without `gallery_embeddings` and `gallery_labels`, "
-            "in whose place it is. Received: both"
-        )
-    if index.labels is None:
-        raise ValueError("`index` must have labels. Received: an index without")
-    if not index.is_exact and not allow_approximate:
-        raise ValueError(
-            "`index` must be exact, since what it misses moves the metrics either way; "
-            "evaluate with index.embeddings and index.labels, or pass "
-            f"allow_approximate=True. Received: index.backend={index.backend!r}"
-        )
-
-
-def _checked_gallery(embeddings, labels, query):
-    """The gallery's embeddings and labels; refuses one without the other."""
-    if embeddings is None or labels is None:
-        missing = "gallery_labels" if labels is None else "gallery_embeddings"
-        raise ValueError(
-            f"`{missing}` must come with the other half of the gallery, or neither. "
-            f"Received: {missing}=None"
-        )
-    embeddings = as_embeddings("gallery_embeddings", embeddings, query.shape[1])
-    return embeddings, as_labels("gallery_labels", labels, len(embeddings))
-
-
-def _checked_metrics(metrics):
-    """The names asked for as a tuple; refuses unknown ones."""
-    if isinstance(metrics, str) or not isinstance(metrics, Iterable):
-        raise TypeError(
-            f"`metrics` must be a list of names. Received: metrics={metrics!r}"
-        )
-    metrics = tuple(metrics)
-    for name in metrics:
-        known = isinstance(name, str) and (name in _METRICS or _RECALL.fullmatch(name))
-        if not known:
-            raise ValueError(
-                f"`metrics` must be names out of {', '.join(_METRICS)}, recall_at_<k> "
-                f"with k from 1 to 999999999. Received: {name!r}"
-            )
-    return metrics
-
-
-def _count_references(labels, known):
-    """How many gallery rows carry the label of each query."""
-    classes, counts = np.unique(known, return_counts=True)
-    place = np.minimum(np.searchsorted(classes, labels), len(classes) - 1)
-    return np.where(classes[place] == labels, counts[place], 0)
-
-
-def _hits(searcher, labels, known, depth):
-    """Yields rows of queries and their `(n, depth)` hits, nearest first."""
-
-    def hits_of(found):
-        most = int(depth[found.rows].max())
-        own = labels[found.rows]
-        hits = known[found.indices] == own[:, None]
-        undecided = _mixed_runs(found.linked, hits)
-        unsure = np.flatnonzero(undecided[:, :most].any(axis=1))
-        if unsure.size:
-            part = searcher.refine(found.take(unsure), undecided[unsure])
-            hits[unsure] = known[part.indices] == own[unsure, None]
-        return found.rows, hits[:, :most]
-
-    return ahead(hits_of, searcher.candidates(depth))
-
-
-def _approximate_hits(index, query, labels, depth):
-    """As `_hits`, of the neighbours that an index finds."""
-    for k, rows in by_depth(depth).items():
-        if not k:
-            continue
-        _, ids = index.search(query[rows], k)
-        yield rows, index.labels_of(ids) == labels[rows, None]
-
-
-def _mixed_runs(linked, hits):
-    """Candidates in runs of linked ones that hold hits and misses.
-
-    The order inside of other runs makes no difference to any metric.
-    """
-    mixed = np.zeros(hits.shape, bool)
-    changes = linked & (hits[:, 1:] != hits[:, :-1])
-    rows = np.flatnonzero(changes.any(axis=1))
-    if rows.size:
-        # Runs are numbered through all rows: the first of a row starts a new one.
-        starts = np.ones((rows.size, hits.shape[1]), bool)
-        starts[:, 1:] = ~linked[rows]
-        run = np.cumsum(starts).reshape(starts.shape)
-        is_mixed = np.zeros(run[-1, -1] + 1, bool)
-        is_mixed[run[:, 1:][changes[rows]]] = True
-        mixed[rows] = is_mixed[run]
-    return mixed
-
-
-def _score(values, recalls, rows, hits, num_references):
-    """Writes the metrics of the queries `rows` into `values`."""
+def _scores(
+    hits: np.ndarray, num_references: np.ndarray, recalls: dict[str, int]
+) -> dict[str, np.ndarray]:
+    """All metrics of queries by their `(n, depth)` hits, nearest first."""
     place = np.arange(1, hits.shape[1] + 1)
-    for name, k in recalls.items():
-        values[name][rows] = hits[:, :k].any(axis=1)
-    if "precision_at_1" in values:
-        values["precision_at_1"][rows] = hits[:, 0]
-    if "precision_at_r" in values or "map_at_r" in values:
-        within = hits & (place <= num_references[:, None])
-        if "precision_at_r" in values:
-            values["precision_at_r"][rows] = within.sum(axis=1) / num_references
-        if "map_at_r" in values:
-            precision = np.cumsum(within, axis=1) / place
-            # One after the other: `sum` would group them by how many columns there are.
-            total = np.cumsum(np.where(within, precision, 0.0), axis=1)[:, -1]
-            values["map_at_r"][rows] = total / num_references
+    within = hits & (place <= num_references[:, None])
+    precision = np.cumsum(within, axis=1) / place
+    # One after the other: `sum` would group them by how many columns there are.
+    total = np.cumsum(np.where(within, precision, 0.0), axis=1)[:, -1]
+    return {
+        "precision_at_1": hits[:, 0],
+        "precision_at_r": within.sum(axis=1) / num_references,
+        "map_at_r": total / num_references,
+        **{name: hits[:, :k].any(axis=1) for name, k in recalls.items()},
+    }
+
+
+def covering_radius(
+    embeddings: np.ndarray, labels: Any, centers: np.ndarray | None = None
+) -> float:
+    """Mean over the classes of the largest distance from a sample to its center.
+
+    For class `c` with samples `x` and centers `z` the radius is
+    `max_x min_z ||x - z||`, L2 and not squared. Classes without a sample have none.
+
+    Source: arXiv 2209.09060, where it bounds what proxies miss of their class.
+
+    Args:
+        embeddings: `(n, dim)` floats.
+        labels: `(n,)` or `(n, 1)` ints from 0 on.
+        centers: `(num_classes, centers_per_class, dim)` floats, row `c` for label `c`,
+            for example the proxies. Defaults to `None`: the mean of each class is its
+            only center.
+
+    Returns:
+        The mean radius, a float.
+
+    Raises:
+        ValueError: for wrong shapes, values that are not finite, labels that are no
+            integers from 0 on, or a label without a row in `centers`.
+
+    Example:
+
+        >>> covering_radius(np.array([[-1.0], [1.0], [3.0]]), [0, 0, 1])
+        0.5
+    """
+    embeddings = as_embeddings("embeddings", embeddings)
+    labels = as_labels("labels", labels, len(embeddings))
+    exponent = exponents(embeddings).item()
+    if centers is not None:
+        centers = as_floats("centers", centers)
+        if centers.ndim != 3 or len(centers) <= labels.max():
+            raise ValueError(
+                "`centers` must have shape (num_classes, centers_per_class, dim). "
+                f"Received: shape {centers.shape}, and labels up to {labels.max()}\n"
+                "Give each label its row"
+            )
+        flat = centers.reshape(-1, centers.shape[-1])
+        flat = as_embeddings("centers", flat, embeddings.shape[1])
+        exponent = max(exponent, exponents(flat).item())
+        centers = np.ldexp(centers.astype(np.float64), -exponent)
+    order = np.argsort(labels, kind="stable")
+    classes, starts = np.unique(labels[order], return_index=True)
+    radii = []
+    for label, members in zip(classes, np.split(order, starts[1:]), strict=True):
+        samples = np.ldexp(embeddings[members].astype(np.float64), -exponent)
+        own = [samples.mean(axis=0)] if centers is None else centers[label]
+        nearest = np.min([squared_distances(samples, center) for center in own], axis=0)
+        radii.append(np.sqrt(nearest.max()))
+    return float(np.ldexp(np.mean(radii), exponent))
