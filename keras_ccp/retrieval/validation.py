@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 
 from keras_ccp.checks import as_floats, check_finite
-from keras_ccp.datasets import check_labels
+from keras_ccp.checks import as_labels as checked_labels
 
 
 def as_embeddings(name: str, embeddings: Any, dim: int | None = None) -> np.ndarray:
@@ -39,7 +39,7 @@ def as_labels(name: str, labels: Any, length: int) -> np.ndarray:
         labels: `(length,)` or `(length, 1)` integers from 0 on.
         length: int, how many there must be.
     """
-    labels = check_labels(labels, name)
+    labels = checked_labels(name, labels)
     if len(labels) != length:
         raise ValueError(
             f"`{name}` must hold one label an embedding. "

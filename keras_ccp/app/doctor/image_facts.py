@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_ccp.datasets import Dataset
-from keras_ccp.datasets.verification import decoding_error
+from keras_ccp.datasets.readers import decoding_error
 from keras_ccp.pipeline import decode_image
 from keras_ccp.pipeline.exif import orientation
 

@@ -7,7 +7,8 @@ from pathlib import Path
 
 from keras_ccp.app.doctor.findings import Finding
 from keras_ccp.app.doctor.part import Part
-from keras_ccp.datasets.folder_data import is_visible
+from keras_ccp.datasets import list_images
+from keras_ccp.datasets.readers import HIDDEN
 
 
 def other_files(parts: Sequence[Part], folder: Path) -> Iterator[Finding]:
@@ -39,6 +40,8 @@ def other_files(parts: Sequence[Part], folder: Path) -> Iterator[Finding]:
 
 
 def _files(folder: Path) -> Iterator[Path]:
-    for place, folders, names in os.walk(folder.expanduser()):
-        folders[:] = filter(is_visible, folders)
-        yield from (Path(place, name) for name in filter(is_visible, names))
+    listing = list_images(folder)
+    yield from map(Path, listing.images)
+    for path, reason in listing.passed_over:
+        if reason != HIDDEN and not os.path.isdir(path):
+            yield Path(path)
