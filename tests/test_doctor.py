@@ -224,9 +224,9 @@ FAULTS = {
         ["thing02/1.png: "],
     ),
     no_image: ("error", "unreadable", "mend or replace", ["thing08/0.png: "]),
-    missing_file: ("error", "data", "thing03/3.png. Get them from", []),
-    negative_label: ("error", "data", "leave those images out", []),
-    nan_label: ("error", "data", "leave those images out", []),
+    missing_file: ("error", "data", "thing03/3.png\nPaths start at", []),
+    negative_label: ("error", "data", "Leave images without a class out", []),
+    nan_label: ("error", "data", "Leave images without a class out", []),
     nan_in_table: (
         "warning",
         "missing labels",

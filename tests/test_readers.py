@@ -175,9 +175,9 @@ def test_image_folder_refuses(tmp_path):
     touch(tmp_path, "1.jpg", "train/a/2.png", "lime/1.tiff")
     message = (
         f"Received: {tmp_path}, passed over 1 folders without images: lime; passed "
-        "over 1 .tiff images, which cannot be read (convert them to JPEG or PNG): lime/1.tif"
-        "f; passed over 1 images beside the class folders: 1.jpg; passed over 1 images "
-        "in folders inside the class folders: train/a/2.png\nGive the folder that hol"
+        "over 1 .tiff images, which cannot be read (convert them to JPEG or PNG): lime/"
+        "1.tiff; passed over 1 images beside the class folders: 1.jpg; passed over 1 "
+        "images in folders inside the class folders: train/a/2.png\nGive the folder "
     )
     with pytest.raises(ValueError, match=re.escape(message)):
         datasets.image_folder(tmp_path)
@@ -235,7 +235,7 @@ def test_csv_takes_an_image_once(images, caplog):
     dataset = datasets.table(write_csv(images / "t.csv", text))
     assert dataset.images.tolist() == [str(images / "a" / f"{i}.jpg") for i in (0, 1)]
     assert dataset.labels.tolist() == [0, 1]
-    assert "t.csv: 2 rows list an image again, which is taken once" in caplog.text
+    assert "t.csv: 2 rows list an image again; it is taken once" in caplog.text
 
 
 def test_csv_cells_may_hold_line_breaks(images):

@@ -1,4 +1,8 @@
-"""The bundled emoji and the published archives, each with its published counts."""
+"""The bundled emoji and the published archives, with their published counts.
+
+A loader raises ValueError where lists or counts are not those of the archive, and
+FileNotFoundError where a file is missing, and says where to get it.
+"""
 
 import contextlib
 import glob
@@ -87,10 +91,6 @@ def cub200(
     Returns:
         Training and test half as paths, 5,864 and 5,924 images of 100 classes each;
         `class_names` such as "001.Black_footed_Albatross".
-
-    Raises:
-        ValueError: If lists or counts are not those of the archive; FileNotFoundError
-            if a file is missing.
     """
     folder = _folder(root, "CUB_200_2011", "images.txt")
     if download and not folder.exists():
@@ -126,10 +126,6 @@ def cars196(
     Returns:
         Training and test half as paths, 8,054 and 8,131 images of 98 classes each;
         `class_names` such as "AM General Hummer SUV 2000".
-
-    Raises:
-        ValueError: If lists or counts are not those of the archive; FileNotFoundError
-            if a file is missing.
     """
     matlab = require("scipy.io", "cars")
     root = Path(root).expanduser()
@@ -173,10 +169,6 @@ def sop(root: str | os.PathLike, check_counts: bool = True) -> tuple[Dataset, Da
     Returns:
         Training and test half as paths, 59,551 images of 11,318 classes and 60,502 of
         11,316; `class_names` are the archive's class ids, "1" to "22634".
-
-    Raises:
-        ValueError: If lists or counts are not those of the archive; FileNotFoundError
-            if a file is missing.
     """
     folder = _folder(root, "Stanford_Online_Products", "Ebay_train.txt")
     halves = []
@@ -204,10 +196,6 @@ def in_shop(
     Returns:
         Training, query and gallery images as paths: 25,882 of 3,997 items, 14,218 and
         12,612 of 3,985 others; `class_names` such as "id_00000001".
-
-    Raises:
-        ValueError: If lists or counts are not those of the archive; FileNotFoundError
-            if a file is missing.
     """
     partition = os.path.join("Eval", "list_eval_partition.txt")
     folder = _folder(root, "In-shop Clothes Retrieval Benchmark", partition)
@@ -244,9 +232,6 @@ def omniglot(
 
     Returns:
         A dataset of paths, by alphabet; `class_names` such as "Greek/character01".
-
-    Raises:
-        ValueError: If counts are not as published; FileNotFoundError without a folder.
     """
     root = Path(root).expanduser()
     if download and not (root / "images_background").exists():

@@ -102,9 +102,6 @@ class Dataset:
             size: Side of the crop in pixels.
             short_side: Length of the resized short side in pixels. Defaults to the
                 paper's proportion, `round(size * 256 / 227)`.
-
-        Raises:
-            ValueError: If the images are arrays, or `short_side` is below `size`.
         """
         if short_side is None:
             short_side = round(size * _SHORT_SIDE / _SIZE)
@@ -126,9 +123,6 @@ class Dataset:
             fraction_or_count: Size of the first half: a share of the classes, a
                 float between 0 and 1, or a number of classes, an int.
             seed: None takes the first classes by id; a seed shuffles them before.
-
-        Raises:
-            ValueError: If one half would be empty.
         """
         first, second = split_class_ids(self.num_classes, fraction_or_count, seed)
         return self.select_classes(first), self.select_classes(second)
@@ -143,6 +137,10 @@ class Dataset:
             ValueError: If a class does not exist or is given twice.
         """
         ids = check_ids(class_ids, self.num_classes, "class_ids")
+        if len(np.unique(ids)) < len(ids):
+            raise ValueError(
+                f"`class_ids` must differ. Received: {ids}\nName each class once"
+            )
         new_labels = np.full(self.num_classes, -1, np.int32)
         new_labels[ids] = np.arange(len(ids))
         chosen = self.select_images(np.flatnonzero(new_labels[self.labels] >= 0))
@@ -218,11 +216,11 @@ def map_labels(labels: Any, name: str = "labels") -> tuple[np.ndarray, np.ndarra
         wrong = ~exact | (values != np.floor(values))
     elif values.dtype.kind == "i":
         wrong = values < 0
-    if np.any(wrong):
+    if wrong.any():
         row = int(np.argmax(wrong))
         raise ValueError(
             f"`{name}` must be all names, or all whole numbers of 0 or more. Received: "
-            f"{values.tolist()[row]!r} in row {row} ({np.count_nonzero(wrong)} in total)\n"
+            f"{values.tolist()[row]!r} in row {row} ({wrong.sum()} in total)\n"
             "Leave images without a class out"
         )
     if values.dtype.kind == "f":
@@ -232,12 +230,18 @@ def map_labels(labels: Any, name: str = "labels") -> tuple[np.ndarray, np.ndarra
 
 
 def check_ids(ids: Any, size: int, name: str) -> np.ndarray:
-    """`(k,)` int64 from k different integers of 0 to `size - 1`, k at least 1."""
+    """Refuses ids that are not k integers of 0 to `size - 1`; gives `(k,)` int64.
+
+    Args:
+        ids: `(k,)` integers, k at least 1.
+        size: Number of things that the ids number.
+        name: What the ids are called in error messages.
+    """
     ids = np.asarray(ids)
-    inside = np.unique(ids[(ids >= 0) & (ids < size)]) if ids.dtype.kind in "iu" else ()
-    if ids.ndim != 1 or not ids.size or len(inside) < ids.size:
+    is_list = ids.ndim == 1 and ids.size and ids.dtype.kind in "iu"
+    if not is_list or ids.min() < 0 or ids.max() >= size:
         raise ValueError(
-            f"`{name}` must be different integers from 0 to {size - 1}. "
+            f"`{name}` must be a list of integers from 0 to {size - 1}. "
             f"Received: {ids!r:.200}\nTurn a mask into integers with np.flatnonzero"
         )
     return ids.astype(np.int64)

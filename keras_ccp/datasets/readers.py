@@ -63,6 +63,9 @@ def list_images(folder: str | os.PathLike) -> Listing:
     listed once, at its own place if that is inside. Hidden files and what systems make
     are passed over for the reason `HIDDEN`.
 
+    Args:
+        folder: The folder, which may be a link itself.
+
     Raises:
         OSError: If the folder cannot be read; folders in it are passed over then.
     """
@@ -71,8 +74,11 @@ def list_images(folder: str | os.PathLike) -> Listing:
     folders, links = [root], []
     while folders or links:
         place = folders.pop() if folders else links.pop()  # links after all folders
+        if os.path.realpath(place) in seen:
+            passed_over.append((place, "links to folders that are listed already"))
+            continue
+        seen.add(os.path.realpath(place))
         try:
-            status = os.stat(place)
             with os.scandir(place) as entries:
                 entries = list(entries)
         except OSError as error:
@@ -80,10 +86,6 @@ def list_images(folder: str | os.PathLike) -> Listing:
                 raise
             passed_over.append((place, f"folders ({error.strerror})"))
             continue
-        if (status.st_dev, status.st_ino) in seen:
-            passed_over.append((place, "links to folders that are listed already"))
-            continue
-        seen.add((status.st_dev, status.st_ino))
         reasons = [_reason(entry) for entry in entries]
         for entry, reason in zip(entries, reasons, strict=True):
             if reason == "folder":
@@ -188,9 +190,8 @@ def table(path: str | os.PathLike, root: str | os.PathLike | None = None) -> Dat
                 raise ValueError(f"{file} with two labels, {known!r} and {label!r}")
         paths = [file for file, _ in label_of.values()]
         find_files(paths)
-    if len(paths) < len(rows):
-        again = len(rows) - len(paths)
-        _log.warning("%s: %d rows list an image again, which is taken once", path, again)
+    if again := len(rows) - len(paths):
+        _log.warning("%s: %d rows list an image again; it is taken once", path, again)
     return Dataset(paths, _numbers([label for _, label in label_of.values()]))
 
 
@@ -283,8 +284,9 @@ def reading(what: str, remedy: str) -> Iterator[None]:
         raise
     except Exception as error:  # a damaged file makes its reader raise anything
         kind = FileNotFoundError if isinstance(error, FileNotFoundError) else ValueError
-        first_line = f"{type(error).__name__}: {error}".split("\n", 1)[0]
-        raise kind(f"{what}. Received: {first_line}\n{remedy}") from error
+        received, *own_remedy = f"{type(error).__name__}: {error}".split("\n")
+        way = own_remedy[0] if own_remedy else remedy
+        raise kind(f"{what}. Received: {received}\n{way}") from error
 
 
 def find_files(paths: Sequence[str]) -> None:

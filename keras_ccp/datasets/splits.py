@@ -44,9 +44,8 @@ def mlrc_folds(
     """Class-disjoint folds, contiguous by class id, of the "fair" protocol.
 
     The classes lie on a ring. Fold k trains on the `n - n // num_folds` classes from
-    class `k * n // num_folds` on, and validates on the `n // num_folds` that follow.
-    For 98 classes and 4 folds validation is 74-97, 0-23, 25-48, 49-72; where
-    `num_folds` does not divide n some classes never validate.
+    class `k * n // num_folds` on, and validates on the `n // num_folds` that follow:
+    of 98 classes and 4 folds 74-97, 0-23, 25-48, 49-72.
 
     Source: Musgrave, Belongie and Lim, "A Metric Learning Reality Check", ECCV 2020,
     https://arxiv.org/abs/2003.08505.
@@ -70,7 +69,8 @@ def mlrc_folds(
 def ablation_split(num_classes: int) -> tuple[np.ndarray, np.ndarray]:
     """Class ids of the one split the ablation studies use: 2/3 train, 1/3 validate.
 
-    The first `round(2 * n / 3)` of n classes train: 67 of CUB's 100, 65 of Cars196's
-    98. The others validate.
+    Args:
+        num_classes: Number of classes n. The first `round(2 * n / 3)` train: 67 of
+            CUB's 100, 65 of Cars196's 98.
     """
     return split_class_ids(num_classes, 2 / 3)
