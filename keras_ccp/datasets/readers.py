@@ -13,7 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_ccp.checks import require
-from keras_ccp.datasets.dataset import Dataset, map_labels
+from keras_ccp.datasets.dataset import Dataset
 
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp")
 _UNREADABLE = (
@@ -260,11 +260,10 @@ def npz(path: str | os.PathLike) -> Dataset:
         else:
             images = _cut(arrays["data"], arrays["offsets"])
         labels = arrays["labels"]
-        if "class_names" not in arrays:
-            return Dataset(images, labels)
-        names, (_, originals) = arrays["class_names"], map_labels(labels)
-        names = names if originals.dtype.kind == "U" else names[originals]
-        return Dataset(images, labels, names)
+        names = arrays["class_names"] if "class_names" in arrays else None
+        if names is not None and labels.dtype.kind in "iu":
+            names = names[np.unique(labels)]
+    return Dataset(images, labels, names)
 
 
 def _cut(data: np.ndarray, offsets: np.ndarray) -> list[bytes]:
@@ -284,9 +283,8 @@ def reading(what: str, remedy: str) -> Iterator[None]:
         raise
     except Exception as error:  # a damaged file makes its reader raise anything
         kind = FileNotFoundError if isinstance(error, FileNotFoundError) else ValueError
-        received, *own_remedy = f"{type(error).__name__}: {error}".split("\n")
-        way = own_remedy[0] if own_remedy else remedy
-        raise kind(f"{what}. Received: {received}\n{way}") from error
+        received = f"{type(error).__name__}: {error}".split("\n")[0]
+        raise kind(f"{what}. Received: {received}\n{remedy}") from error
 
 
 def find_files(paths: Sequence[str]) -> None:
