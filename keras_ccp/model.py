@@ -16,12 +16,13 @@ import tensorflow as tf
 from keras_ccp import distribute, losses, retrieval
 from keras_ccp.checks import (
     as_floats,
+    as_labels,
     check_finite,
     check_int,
     check_number,
     refuse_sample_weight,
 )
-from keras_ccp.datasets import Dataset, check_labels
+from keras_ccp.datasets import Dataset
 from keras_ccp.layers import check_embedder, normalization_layer
 from keras_ccp.pipeline import EvaluationData
 
@@ -379,7 +380,7 @@ def _range(num_classes: int | None) -> str:
 
 
 def _checked_labels(labels: Any, num_classes: int | None) -> np.ndarray:
-    labels = check_labels(labels, "y")
+    labels = as_labels("y", labels)
     if num_classes is not None and labels.max() >= num_classes:
         raise ValueError(
             f"`y` must hold labels {_range(num_classes)} (num_classes={num_classes}). "
@@ -955,7 +956,7 @@ class Trainer(keras.Model):
                 "`steps` must be None, since retrieval needs every image; pass fewer "
                 f"images instead. Received: steps={kwargs['steps']!r}"
             )
-        data = EvaluationData(x if y is None else (x, check_labels(y, "y")), "x")
+        data = EvaluationData(x if y is None else (x, as_labels("y", y)), "x")
         check_evaluation_images(data, self.image_spec)
         embeddings = self.predict(data.batches(), verbose=0)
         return retrieval.evaluate(embeddings, data.labels)

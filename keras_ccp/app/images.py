@@ -1,16 +1,20 @@
 """Image files of a user: found, opened, and looked at on all cores."""
 
+import logging
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import rich.console
-import rich.progress
 import tensorflow as tf
 
-_ENDINGS = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp")
+from keras_ccp.app.console import progress
+from keras_ccp.datasets import list_images
+from keras_ccp.datasets.readers import IMAGE_SUFFIXES
+
+logger = logging.getLogger(__name__)
+
 # Looked at before the ones in front of them are taken; more would fill the memory.
 _AHEAD = 128
 # What opening and decoding raise of a file; a mutated one may upset Python as well.
@@ -27,21 +31,19 @@ def find_images(images: Sequence[str | os.PathLike]) -> list[Path]:
                 f"`images` must be files or folders that exist. Received: {path}\n"
                 "Correct the path"
             )
-        found += sorted(_in_folder(path)) if path.is_dir() else [path]
+        if path.is_dir():
+            listing = list_images(path)
+            for line in listing.notes(path):
+                logger.warning("%s: %s", path, line)
+            found += map(Path, listing.images)
+        else:
+            found.append(path)
     if not found:
         raise ValueError(
             f"`images` must hold images. Received: {', '.join(map(str, images))}\n"
-            f"Name files, or folders with files that end in {', '.join(_ENDINGS)}"
+            f"Name files, or folders with files that end in {', '.join(sorted(IMAGE_SUFFIXES))}"
         )
     return list(dict.fromkeys(found))
-
-
-def _in_folder(folder: Path) -> Iterator[Path]:
-    for place, folders, names in os.walk(folder):
-        folders[:] = [name for name in folders if not name.startswith(".")]
-        for name in names:
-            if name.lower().endswith(_ENDINGS) and not name.startswith("."):
-                yield Path(place, name)
 
 
 def read_file(path: str | os.PathLike) -> bytes:
@@ -91,10 +93,3 @@ def relative(path: str, root: Path) -> str:
     """A path below the root as it is named there, others as they are."""
     is_below = Path(path).is_relative_to(root)
     return os.path.relpath(path, root) if is_below else path
-
-
-def progress(values: Iterable[Any], description: str, total: int) -> Iterator[Any]:
-    """Passes values on, with a bar that leaves the standard output to results."""
-    console = rich.console.Console(stderr=True)
-    options = {"total": total, "console": console, "transient": True}
-    return rich.progress.track(values, description, **options)

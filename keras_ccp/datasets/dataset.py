@@ -1,14 +1,13 @@
 """Labelled images, in memory or still encoded."""
 
 import copy
+import os
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from keras_ccp.checks import check_finite, check_int
-from keras_ccp.datasets.encoded import as_encoded
-from keras_ccp.datasets.labels import check_ids, map_labels
+from keras_ccp.checks import as_labels, check_finite
 from keras_ccp.datasets.splits import split_class_ids
 
 # Evaluation in the paper: short side to 256, then the centre 227 x 227.
@@ -18,34 +17,34 @@ _SIZE, _SHORT_SIDE = 227, 256
 class Dataset:
     """Images of one size, or image files of any size, with one class each.
 
-    The arrays are kept as they come, without a copy, and are never written to.
+    Arrays are kept as they come, without a copy, and are never written to.
+
+    Example:
+        >>> dataset = Dataset(["a.jpg", "b.jpg", "c.jpg"], ["wren", "robin", "wren"])
+        >>> dataset.labels, dataset.class_names
+        (array([1, 0, 1], dtype=int32), ('robin', 'wren'))
 
     Args:
         images: `(n, height, width, channels)` uint8 or float array, or encoded
             images: `(n,)` paths (`str` or `pathlib.Path`) or `(n,)` `bytes` of JPEG,
             PNG, BMP, GIF or WebP files, which are read when they are used.
-        labels: `(n,)` or `(n, 1)` labels: strings, integers or integer-valued
-            floats. They become int32 0..C-1 by sorted order, so labels that
-            already are 0..C-1 stay.
-        class_names: C different names, in the order of the sorted labels. Default: the
-            original labels as strings.
+        labels: `(n,)` or `(n, 1)` labels, which become 0..C-1 as by `map_labels`.
+        class_names: C different names, in the order of the sorted labels. Defaults to
+            the original labels as strings.
 
     Attributes:
         images: `(n, height, width, channels)` array, or `(n,)` object array of `str`
             or of `bytes`.
-        size: Side in pixels of the centre crop that encoded images are evaluated on,
-            227 unless `with_size` says otherwise; None for arrays.
-        short_side: Length in pixels the short side of an encoded image is resized to
-            before that crop, 256 unless `with_size` says otherwise; None for arrays.
         labels: `(n,)` int32 array of 0..C-1.
         class_names: Tuple of C strings.
+        size: Side in pixels of the centre crop that encoded images are evaluated on,
+            227 or as `with_size` says; None for arrays.
+        short_side: Length in pixels the short side is resized to before that crop, 256
+            or as `with_size` says; None for arrays.
 
     Raises:
-        ValueError: If images differ in size, are empty, of another rank, NaN or
-            infinite; labels are negative, NaN, fractional, too large or not one an
-            image; or names are not one a class, each another.
-        TypeError: If images, labels or names are of another type, or paths and bytes
-            are mixed.
+        ValueError: If images are of another kind or not finite, labels are missing or
+            not one an image, or names are not one a class.
     """
 
     def __init__(
@@ -54,20 +53,21 @@ class Dataset:
         labels: Any,
         class_names: Sequence[str] | None = None,
     ) -> None:
-        encoded = as_encoded(images)
-        is_encoded = encoded is not None
-        self.images = encoded if is_encoded else _check_images(images)
-        self.size = _SIZE if is_encoded else None
-        self.short_side = _SHORT_SIDE if is_encoded else None
-        self.labels, originals = map_labels(labels)
-        if len(self.labels) != len(self.images):
+        self.images = _paths_bytes_or_pixels(images)
+        self.size = _SIZE if self.is_encoded else None
+        self.short_side = _SHORT_SIDE if self.is_encoded else None
+        class_ids, originals = map_labels(labels)
+        self.labels = as_labels("labels", class_ids, length=len(self.images))
+        # Of a set or a text NumPy makes one item: neither is a list of names.
+        names = np.asarray(originals if class_names is None else class_names, object)
+        names = names.astype(str)
+        if not names.shape == np.unique(names).shape == originals.shape:
             raise ValueError(
-                "`labels` must hold one label an image. Received: "
-                f"{len(self.images)} images and {len(self.labels)} labels"
+                "`class_names` must be different, one for each class with images. "
+                f"Received: {class_names!r:.200} for {len(originals)} classes\n"
+                "Give classes of one name one label"
             )
-        if class_names is None:
-            class_names = originals.tolist()
-        self.class_names = _check_names(class_names, len(originals))
+        self.class_names = tuple(names.tolist())
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -96,38 +96,19 @@ class Dataset:
         return np.bincount(self.labels, minlength=self.num_classes)
 
     def with_size(self, size: int, short_side: int | None = None) -> "Dataset":
-        """Returns the same encoded images, prepared for evaluation at another size.
-
-        The short side is resized to `short_side`, then the centre `size` x `size` is
-        cut out.
+        """The same encoded images, prepared for evaluation at another size.
 
         Args:
             size: Side of the crop in pixels.
-            short_side: Length of the resized short side in pixels. Default: in the
+            short_side: Length of the resized short side in pixels. Defaults to the
                 paper's proportion, `round(size * 256 / 227)`.
-
-        Returns:
-            A dataset that shares images and labels with this one.
-
-        Raises:
-            ValueError: If the images are arrays, a number is not positive, or the crop
-                is larger than the resized image.
-            TypeError: If a number is not an int.
         """
-        if not self.is_encoded:
-            raise ValueError(
-                "`with_size` is for images given as paths or bytes; resize an array "
-                "before it becomes a Dataset, for example with `tf.image.resize`. "
-                f"Received: size={size!r} for {self!r}"
-            )
-        check_int("size", size, minimum=1)
         if short_side is None:
             short_side = round(size * _SHORT_SIDE / _SIZE)
-        check_int("short_side", short_side, minimum=1)
-        if short_side < size:
+        if not self.is_encoded or not 1 <= size <= short_side:
             raise ValueError(
-                "`short_side` must not be smaller than `size`, which is cut out of the "
-                f"resized image. Received: short_side={short_side}, size={size}"
+                f"`size` must be 1 to {short_side=}. Received: {size} for {self}\n"
+                "Resize arrays before they become a Dataset: `tf.image.resize`"
             )
         sized = copy.copy(self)
         sized.size, sized.short_side = int(size), int(short_side)
@@ -136,100 +117,131 @@ class Dataset:
     def split_classes(
         self, fraction_or_count: float | int, seed: int | None = None
     ) -> tuple["Dataset", "Dataset"]:
-        """Splits into two datasets that share no class.
-
-        Within each half the classes keep their order, and so do the images.
+        """Two datasets that share no class; classes and images keep their order.
 
         Args:
             fraction_or_count: Size of the first half: a share of the classes, a
                 float between 0 and 1, or a number of classes, an int.
             seed: None takes the first classes by id; a seed shuffles them before.
-
-        Returns:
-            Two datasets, labels of each 0..C-1.
-
-        Raises:
-            ValueError: If one half would be empty, or the seed is negative.
-            TypeError: If `fraction_or_count` is not a number, or the seed not an int.
         """
         first, second = split_class_ids(self.num_classes, fraction_or_count, seed)
         return self.select_classes(first), self.select_classes(second)
 
     def select_classes(self, class_ids: Sequence[int] | np.ndarray) -> "Dataset":
-        """Returns the images of some classes, in the order they have here.
+        """The images of some classes, in the order they have here.
 
         Args:
             class_ids: `(k,)` different class ids; the i-th becomes class i.
 
-        Returns:
-            A dataset of k classes.
-
         Raises:
             ValueError: If a class does not exist or is given twice.
-            TypeError: If class ids are not ints.
         """
         ids = check_ids(class_ids, self.num_classes, "class_ids")
         if len(np.unique(ids)) < len(ids):
             raise ValueError(
-                "`class_ids` must name each class once. "
-                f"Received: class_ids={ids.tolist()}"
+                f"`class_ids` must differ. Received: {ids}\nName each class once"
             )
         new_labels = np.full(self.num_classes, -1, np.int32)
         new_labels[ids] = np.arange(len(ids))
-        rows = np.flatnonzero(np.isin(self.labels, ids))
-        chosen = Dataset(
-            self.images[rows],
-            new_labels[self.labels[rows]],
-            [self.class_names[i] for i in ids],
-        )
-        if not self.is_encoded:
-            return chosen
-        return chosen.with_size(self.size, self.short_side)
+        chosen = self.select_images(np.flatnonzero(new_labels[self.labels] >= 0))
+        chosen.labels = new_labels[chosen.labels]
+        chosen.class_names = tuple(self.class_names[i] for i in ids)
+        return chosen
+
+    def select_images(self, rows: np.ndarray) -> "Dataset":
+        """Some images, with labels and class names as they are here."""
+        chosen = copy.copy(self)
+        chosen.images, chosen.labels = self.images[rows], self.labels[rows]
+        return chosen
 
 
-def _check_images(images: Any) -> np.ndarray:
+def _paths_bytes_or_pixels(images: Any) -> np.ndarray:
+    """An object array of `str` or of `bytes`, or an array of pixels."""
+    if not isinstance(images, (list, tuple)):
+        images = np.asarray(images)
+        if images.dtype.kind in "OU" and images.ndim == 1:
+            images = images.tolist()
     if isinstance(images, (list, tuple)):
-        shapes = list(dict.fromkeys(np.shape(image) for image in images))
-        if len(shapes) > 1:
-            raise ValueError(
-                "`images` must have one size; resize them first. "
-                f"Received: images of shapes {', '.join(map(str, shapes[:3]))}"
-            )
+        items = [os.fspath(i) if isinstance(i, os.PathLike) else i for i in images]
+        for kind in (str, bytes):
+            if items and all(isinstance(item, kind) for item in items):
+                return np.array([kind(item) for item in items], object)
     images = np.asarray(images)
-    if images.dtype != np.uint8 and images.dtype.kind != "f":
-        raise TypeError(
-            "`images` must be one uint8 or float array, or a list of paths or of "
-            "encoded bytes: resize images of different sizes first, and convert other "
-            "types with `.astype('uint8')`. "
-            f"Received: images of dtype {images.dtype}"
-        )
-    if images.ndim != 4 or not images.size:
+    is_pixels = images.dtype == np.uint8 or images.dtype.kind == "f"
+    if not is_pixels or images.ndim != 4 or not images.size:
         raise ValueError(
-            "`images` must be a non-empty array of shape (n, height, width, "
-            "channels); add the channel of grey images with `images[..., None]`. "
-            f"Received: images of shape {images.shape}"
+            "`images` must be (n, height, width, channels) uint8 or floats, or all "
+            f"paths, or all bytes. Received: {images.dtype}, shape {images.shape}\n"
+            "Resize images to one size; give grey ones a channel: images[..., None]"
         )
     check_finite("images", images, "images")
     return images
 
 
-def _check_names(names: Any, num_classes: int) -> tuple[str, ...]:
-    # A set has no order, a string no names but letters: numpy takes both for one item.
-    if np.asarray(names, object).ndim != 1:
-        raise TypeError(
-            "`class_names` must be a list of names, one for each class. "
-            f"Received: class_names of type {type(names).__name__}"
-        )
-    names = tuple(str(name) for name in names)
-    if len(names) != num_classes:
+def map_labels(labels: Any, name: str = "labels") -> tuple[np.ndarray, np.ndarray]:
+    """Numbers classes 0..C-1 by the order of their labels, so 0..C-1 stay as they are.
+
+    Args:
+        labels: `(n,)` or `(n, 1)` strings, integers or integer-valued floats.
+        name: What the labels are called in error messages. Defaults to "labels".
+
+    Returns:
+        `(n,)` int32 class ids and `(C,)` the original label of each class.
+
+    Raises:
+        ValueError: If labels are of another shape, missing (-1, NaN, None, ""), of
+            mixed types, fractional, or floats too large to be exact.
+    """
+    # A list goes through object: NumPy would make the name "nan" of a missing one.
+    values = np.asarray(labels, None if hasattr(labels, "dtype") else object)
+    if values.ndim == 2 and values.shape[1] == 1:
+        values = values[:, 0]
+    if values.ndim != 1 or not values.size:
+        return as_labels(name, values), values  # which refuses the shape
+    wrong = np.zeros(len(values), bool)
+    if values.dtype.kind == "O":
+        items = values.tolist()
+        texts = np.array([isinstance(item, (str, bytes)) for item in items])
+        missing = np.array([item is None or item != item for item in items])
+        wrong = missing if missing.any() else texts != texts[0]
+        if not wrong.any():
+            values = np.array(items)
+    if values.dtype.kind == "S":
+        values = np.char.decode(values, "utf-8")
+    if values.dtype.kind == "U":
+        wrong |= values == ""
+    elif values.dtype.kind in "fcV":
+        # From 2 / eps on neighbours fall together. NaN is in no range.
+        exact = (values >= 0) & (values < 2 / np.finfo(values.dtype).eps)
+        wrong = ~exact | (values != np.floor(values))
+    elif values.dtype.kind == "i":
+        wrong = values < 0
+    if wrong.any():
+        row = int(np.argmax(wrong))
         raise ValueError(
-            "`class_names` must hold one name for each class that has images. "
-            f"Received: {len(names)} names for {num_classes} classes"
+            f"`{name}` must be all names, or all whole numbers of 0 or more. Received: "
+            f"{values.tolist()[row]!r} in row {row} ({wrong.sum()} in total)\n"
+            "Leave images without a class out"
         )
-    if len(set(names)) < num_classes:
-        twice = next(name for name in names if names.count(name) > 1)
+    if values.dtype.kind == "f":
+        values = values.astype(np.int64)
+    originals, class_ids = np.unique(values, return_inverse=True)
+    return class_ids.astype(np.int32), originals
+
+
+def check_ids(ids: Any, size: int, name: str) -> np.ndarray:
+    """Refuses ids that are not k integers of 0 to `size - 1`; gives `(k,)` int64.
+
+    Args:
+        ids: `(k,)` integers, k at least 1.
+        size: Number of things that the ids number.
+        name: What the ids are called in error messages.
+    """
+    ids = np.asarray(ids)
+    is_list = ids.ndim == 1 and ids.size and ids.dtype.kind in "iu"
+    if not is_list or ids.min() < 0 or ids.max() >= size:
         raise ValueError(
-            "`class_names` must differ; give classes of one name one label. "
-            f"Received: {twice!r} {names.count(twice)} times"
+            f"`{name}` must be a list of integers from 0 to {size - 1}. "
+            f"Received: {ids!r:.200}\nTurn a mask into integers with np.flatnonzero"
         )
-    return names
+    return ids.astype(np.int64)

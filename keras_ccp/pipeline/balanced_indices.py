@@ -4,8 +4,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from keras_ccp.checks import check_bool, check_int
-from keras_ccp.datasets import check_labels
+from keras_ccp.checks import as_labels, check_bool, check_int
 
 
 def balanced_indices(
@@ -36,7 +35,7 @@ def balanced_indices(
     check_int("samples_per_class", samples_per_class, minimum=1)
     check_int("seed", seed, minimum=0)
     check_bool("drop_small_classes", drop_small_classes)
-    labels = check_labels(labels)
+    labels = as_labels("labels", labels)
     order = np.argsort(labels, kind="stable")
     starts = np.flatnonzero(np.diff(labels[order], prepend=-1))
     rows_by_class = np.split(order, starts[1:])

@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from keras_ccp.checks import as_array, check_finite, check_int
-from keras_ccp.datasets import Dataset, check_ids, check_labels
+from keras_ccp.checks import as_array, as_labels, check_finite, check_int
+from keras_ccp.datasets import Dataset, check_ids
 from keras_ccp.pipeline.balanced import gather
 from keras_ccp.pipeline.decoding import decode_center_crop
 from keras_ccp.pipeline.encoded_batches import decoder, encoded_batches, numbered
@@ -224,7 +224,7 @@ def _arrays(data: Any, name: str) -> tuple[np.ndarray, np.ndarray]:
     if not len(images):
         raise ValueError(f"`{name}` must not be empty. Received: 0 images")
     check_finite(name, images, "images")
-    labels = check_labels(data[1], f"{name} labels")
+    labels = as_labels(f"{name} labels", data[1])
     if len(images) != len(labels):
         raise ValueError(
             f"`{name}` must have one label an image. "
@@ -247,7 +247,7 @@ def _stream_labels(stream: tf.data.Dataset, name: str) -> np.ndarray:
             f"`{name}` must be a tf.data.Dataset of pairs (x, y) of tensors. "
             f"Received: elements {spec}"
         )
-    labels = check_labels(_read_labels(stream, name), f"{name} labels")
+    labels = as_labels(f"{name} labels", _read_labels(stream, name))
     if not np.array_equal(labels, _read_labels(stream, name)):
         raise ValueError(
             f"`{name}` must give its images in the same order each time; remove "

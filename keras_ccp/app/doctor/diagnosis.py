@@ -12,8 +12,8 @@ from keras_ccp.app.doctor.findings import COLOURS, Finding, error, has_errors, n
 from keras_ccp.app.doctor.images import Part, image_findings
 from keras_ccp.app.doctor.labels import label_findings
 from keras_ccp.app.splits import Splits, load_splits
-from keras_ccp.datasets import Dataset
-from keras_ccp.datasets.folder_data import is_visible
+from keras_ccp.datasets import Dataset, list_images
+from keras_ccp.datasets.readers import HIDDEN
 
 
 def diagnose(
@@ -98,6 +98,8 @@ def _other_files(parts: Sequence[Part], folder: Path) -> list[Finding]:
 
 def _files(folder: Path) -> Iterator[Path]:
     """All files but hidden ones, as the loader sees them."""
-    for place, folders, names in os.walk(folder):
-        folders[:] = filter(is_visible, folders)
-        yield from (Path(place, name) for name in filter(is_visible, names))
+    listing = list_images(folder)
+    yield from map(Path, listing.images)
+    for path, reason in listing.passed_over:
+        if reason != HIDDEN and not os.path.isdir(path):
+            yield Path(path)
