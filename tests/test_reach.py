@@ -159,7 +159,7 @@ def train(normalization="lipschitz", num_replicas=1, **arguments):
     proxies = rng.normal(size=(NUM_CLASSES, PROXIES, DIM)) * rng.uniform(
         0.2, 0.6, (NUM_CLASSES, 1, 1)
     )
-    model.proxy_bank.assign(proxies)
+    model.proxies.assign(proxies)
     history = model.fit(tf.data.Dataset.from_tensor_slices((x, y)), verbose=0)
     return history.history["loss"], model.get_weights()
 

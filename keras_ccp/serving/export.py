@@ -122,9 +122,7 @@ def load_embedder(embedder: Any) -> Any:
         FileNotFoundError: If it is a path where nothing is.
     """
     if isinstance(embedder, CCPModel):
-        given = embedder.embedder.inputs[0]
-        images = keras.Input(batch_shape=given.shape, dtype=given.dtype)
-        return keras.Model(images, embedder.normalize(embedder.embedder(images)))
+        return embedder.embedder
     if isinstance(embedder, (str, os.PathLike)):
         path = Path(embedder)
         if (path / "saved_model.pb").exists():

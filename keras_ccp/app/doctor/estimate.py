@@ -75,9 +75,8 @@ def measure(config: Config, fold: Fold, model: CCPModel) -> Speed:
         fold: images of the model.
         model: compiled model; its weights change.
     """
-    if model.sample_bank is not None:  # a run fills it with images of the pool
-        images = model.sample_bank.images
-        model.sample_bank.assign(np.ones(images.shape))
+    if model.samples is not None:  # a run fills it with images of the pool
+        model.samples.assign(np.ones(model.samples.shape))
     clock = _Clock()
     batches = training_batches(config, fold)
     model.fit(batches, steps_per_epoch=_MOST_STEPS + 1, verbose=0, callbacks=[clock])
@@ -179,10 +178,9 @@ def memory_bytes(config: Config, splits: Splits, model: CCPModel) -> dict[str, i
     """
     batch = config.training.batch_size
     width = 2 if config.training.policy in _HALF else 4
-    bank = model.reference_bank
-    num_proxies = 0 if bank is None else model.num_classes * model.proxies_per_class
+    num_proxies = model.num_classes * model.proxies_per_class
     images = batch
-    if model.sample_bank is not None:
+    if model.samples is not None:
         images += num_proxies  # are embedded with each batch
     dim = model.embedder.output_shape[-1]
     weights = sum(math.prod(w.shape) for w in model.embedder.weights)
