@@ -207,7 +207,8 @@ def write_arrays(path: Path, step: int, arrays: dict[str, Any]) -> None:  # to g
 def read_arrays(path: Path, step: int) -> dict[str, np.ndarray]:  # to go
     """Reads what `write_arrays` wrote; the checksums of the format are looked at."""
     arrays = {}
-    with np.load(path) as file:
+    # Opened here, since NumPy leaves open what is damaged.
+    with open(path, "rb") as opened, np.load(opened) as file:
         for name in file.files:
             known, _, dtype = name.partition(" as ")
             arrays[known] = file[name].view(dtype) if dtype else file[name]

@@ -227,8 +227,8 @@ class CCPModel(keras.Model):
 
     def train_step(self, data):
         images, labels, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
-        checks = self._check_labels(labels, sample_weight)
-        checks += _check_pixels(images, self.embedder)
+        checks = self._label_assertions(labels, sample_weight)
+        checks += _pixel_assertions(images, self.embedder)
         update = self._update
         if self.jit_compile:
             update = tf.function(update, autograph=False, jit_compile=True)
@@ -263,8 +263,8 @@ class CCPModel(keras.Model):
             # The update is scaled, not the gradient: Adam would undo that.
             self.proxies.assign(before + factor * (self.proxies - before))
 
-    def _check_labels(self, labels, sample_weight):
-        """Refuses labels of no class by an assertion, which is a part of the step."""
+    def _label_assertions(self, labels, sample_weight):
+        """What is asserted of labels as a part of the step; other forms are refused."""
         if sample_weight is not None:
             raise ValueError(
                 "`sample_weight` and `class_weight` must be left out. Received: weights"
@@ -459,7 +459,7 @@ class CCPModel(keras.Model):
         images = next(iter(data.batches(np.arange(min(32, len(data))))))
         self.embedder.compute_output_shape(images.shape)  # Keras looks at the size
         with _plain_errors():
-            _check_pixels(images, self.embedder)
+            _pixel_assertions(images, self.embedder)
         scales = [
             np.max(np.abs(layer.scale))
             for layer in _all_layers(self.embedder)
@@ -570,8 +570,8 @@ def _plain_errors() -> Iterator[None]:
         raise
 
 
-def _check_pixels(images: tf.Tensor, embedder: keras.Model) -> list:
-    """Refuses values that an input of integers cannot hold, by an assertion."""
+def _pixel_assertions(images: tf.Tensor, embedder: keras.Model) -> list:
+    """What is asserted of images that an input of integers may not hold."""
     if "int" not in embedder.inputs[0].dtype or images.dtype == tf.uint8:
         return []
     low, high = tf.reduce_min(images), tf.reduce_max(images)
