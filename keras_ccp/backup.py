@@ -71,8 +71,7 @@ class Backup(keras.callbacks.Callback):
         """Epochs that the backup holds, 0 without one."""
         return load_latest(self.directory)[0]
 
-    @property
-    def initial_epoch(self) -> int:
+    def first_epoch(self) -> int:
         """Where `fit` begins: nowhere if a callback had stopped the training."""
         num_epochs, arrays = load_latest(self.directory)
         return sys.maxsize if arrays.get("stopped") else num_epochs

@@ -397,13 +397,13 @@ class CCPModel(keras.Model):
         self.fit_callbacks = [
             *sorted(
                 keras.tree.flatten([] if callbacks is None else callbacks),
-                key=lambda c: hasattr(c, "initial_epoch") - hasattr(c, "project"),
+                key=lambda c: hasattr(c, "first_epoch") - hasattr(c, "project"),
             ),
             watch,
         ]
-        first = [getattr(c, "initial_epoch", 0) for c in self.fit_callbacks]
-        kwargs["initial_epoch"] = max(kwargs.get("initial_epoch", 0), *first)
         callbacks = list(self.fit_callbacks)
+        first = [c.first_epoch() for c in callbacks if hasattr(c, "first_epoch")]
+        kwargs["initial_epoch"] = max(kwargs.get("initial_epoch", 0), *first, 0)
         try:
             with _plain_errors():
                 history = super().fit(

@@ -68,7 +68,7 @@ class Kill(keras.callbacks.Callback):
         super().__init__()
         self.epoch, self.after = epoch, after
         if after:
-            self.initial_epoch = 0  # by which `fit` knows a Backup, and runs it last
+            self.first_epoch = lambda: 0  # `fit` takes it for a Backup: the last ones
 
     def on_train_batch_end(self, batch, logs=None):
         if self.epoch == self.now and not self.after:
@@ -172,11 +172,10 @@ def assert_same_end(resumed, whole):
 class CopyBackup(keras.callbacks.Callback):
     """Keeps what a process that dies at the end of an epoch would leave."""
 
-    initial_epoch = 0  # by which `fit` knows a Backup, and runs it last
-
     def __init__(self, directory):
         super().__init__()
         self.directory = directory
+        self.first_epoch = lambda: 0  # `fit` takes it for a Backup: the last ones
 
     def on_epoch_end(self, epoch, logs=None):
         shutil.copytree(self.directory, copy_of(self.directory, epoch + 1))
@@ -354,7 +353,10 @@ def test_full_disk_stops_the_run_which_goes_on_later(tmp_path, whole, monkeypatc
         ({"dim": 6}, r"proxies \(4, 2, 6\).* is .*proxies \(4, 2, 5\)"),
         ({"proxies_per_class": 1}, r"proxies \(4, 1, 5\).* is .*proxies \(4, 2, 5\)"),
         ({"references": "samples"}, "samples.* is .*proxies"),
-        ({"optimizer": lambda: keras.optimizers.SGD()}, "sgd.iteration .* is .*adam.iteration"),
+        (
+            {"optimizer": lambda: keras.optimizers.SGD()},
+            "sgd.iteration .* is .*adam.iteration",
+        ),
     ],
 )
 def test_backup_of_another_model_is_refused_untouched(other, message, backups):

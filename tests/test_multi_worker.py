@@ -23,7 +23,7 @@ COMMAND = [sys.executable, "-c", "from keras_ccp.app.cli import main; main()", "
 
 
 def config(**distribution):
-    """Emoji of 8 x 8 pixels; batch norm learns its statistics, proxies are projected."""
+    """Emoji of 8 x 8 pixels; batch norm learns its statistics, problems follow."""
     return {
         "method": "MS-CCP",
         "data": {
