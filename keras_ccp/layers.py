@@ -1,15 +1,9 @@
-"""Normalisation of embeddings and proxies.
-
-`keras.layers.UnitNormalization` and the sum of average and maximum pooling exist in
-Keras; only what it lacks is here.
-"""
+"""Normalisation, batch norm with frozen statistics, and the embedding head."""
 
 from typing import Any
 
 import keras
 import tensorflow as tf
-
-from keras_ccp.checks import check_int
 
 
 def lipschitz_normalize(vectors: tf.Tensor) -> tf.Tensor:
@@ -22,19 +16,9 @@ def lipschitz_normalize(vectors: tf.Tensor) -> tf.Tensor:
 
     Source: "Deep Metric Learning with Chance Constraints"
     (https://arxiv.org/abs/2209.09060).
-
-    Args:
-        vectors: `(..., dim)` float tensor.
-
-    Returns:
-        Tensor of the shape and dtype of `vectors`, norms at most 1.
     """
-    vectors = tf.convert_to_tensor(vectors)
-    wide = _at_least_float32(vectors)
-    norms = euclidean_norms(wide)
     # A condition, so that the boundary belongs to the inside.
-    norms = tf.where(norms > 1.0, norms, tf.ones_like(norms))
-    return tf.cast(_divide(wide, norms, norms > 1.0), vectors.dtype)
+    return _scale(vectors, lambda norms: norms > 1.0)
 
 
 def l2_normalize(vectors: tf.Tensor) -> tf.Tensor:
@@ -42,45 +26,20 @@ def l2_normalize(vectors: tf.Tensor) -> tf.Tensor:
 
     The gradient at zero is the upstream gradient, where `tf.math.l2_normalize`
     multiplies it by a million.
-
-    Args:
-        vectors: `(..., dim)` float tensor.
-
-    Returns:
-        Tensor of the shape and dtype of `vectors`, norms 1 or 0.
     """
-    vectors = tf.convert_to_tensor(vectors)
-    wide = _at_least_float32(vectors)
-    norms = euclidean_norms(wide)
     # Below the threshold a vector is taken for zero.
-    is_zero = norms <= 1e-12
-    norms = tf.where(is_zero, tf.ones_like(norms), norms)
-    return tf.cast(_divide(wide, norms, tf.logical_not(is_zero)), vectors.dtype)
+    return _scale(vectors, lambda norms: norms > 1e-12)
 
 
-def euclidean_norms(vectors: tf.Tensor) -> tf.Tensor:
-    """Lengths of vectors, whose squares may over- or underflow.
-
-    Args:
-        vectors: `(..., dim)` float32 or float64 tensor.
-
-    Returns:
-        `(..., 1)` tensor, a constant for the gradient.
-    """
-    vectors = tf.stop_gradient(vectors)
-    squares = tf.reduce_sum(tf.square(vectors), axis=-1, keepdims=True)
-    # Plain squares are one pass over the vectors, which are many where they are
-    # proxies; lengths whose square is not a plain number take three.
-    is_plain = tf.reduce_all((squares > 1e-20) & (squares < 1e20))
-    return tf.cond(is_plain, lambda: tf.sqrt(squares), lambda: _scaled_norms(vectors))
-
-
-def _scaled_norms(vectors):
-    """Norms as a multiple of the largest component, whose square is finite."""
-    largest = tf.reduce_max(tf.abs(vectors), axis=-1, keepdims=True)
-    scaled = tf.math.divide_no_nan(vectors, largest)
-    squares = tf.reduce_sum(tf.square(scaled), axis=-1, keepdims=True)
-    return tf.minimum(largest * tf.sqrt(squares), vectors.dtype.max)
+def _scale(vectors, is_scaled):
+    """Vectors divided by their norms, where `is_scaled` of the norms says so."""
+    vectors = tf.convert_to_tensor(vectors)
+    # Squares of small components underflow in float16 and bfloat16.
+    wide = vectors if vectors.dtype == tf.float64 else tf.cast(vectors, tf.float32)
+    norms = euclidean_norms(wide)
+    scaled = is_scaled(norms)
+    norms = tf.where(scaled, norms, tf.ones_like(norms))
+    return tf.cast(_divide(wide, norms, scaled), vectors.dtype)
 
 
 @tf.custom_gradient
@@ -99,9 +58,25 @@ def _divide(vectors, norms, is_scaled):
     return outputs, grad
 
 
-def _at_least_float32(tensor):
-    """Widens float16 and bfloat16; squares of small components underflow there."""
-    return tensor if tensor.dtype == tf.float64 else tf.cast(tensor, tf.float32)
+def euclidean_norms(vectors: tf.Tensor) -> tf.Tensor:
+    """`(..., 1)` lengths of vectors, whose squares may over- or underflow.
+
+    They are constants for the gradient.
+    """
+    vectors = tf.stop_gradient(vectors)
+    squares = tf.reduce_sum(tf.square(vectors), axis=-1, keepdims=True)
+    # Plain squares are one pass over the vectors, which are many where they are
+    # proxies; lengths whose square is not a plain number take three.
+    is_plain = tf.reduce_all((squares > 1e-20) & (squares < 1e20))
+    return tf.cond(is_plain, lambda: tf.sqrt(squares), lambda: _scaled_norms(vectors))
+
+
+def _scaled_norms(vectors):
+    """Norms as a multiple of the largest component, whose square is finite."""
+    largest = tf.reduce_max(tf.abs(vectors), axis=-1, keepdims=True)
+    scaled = tf.math.divide_no_nan(vectors, largest)
+    squares = tf.reduce_sum(tf.square(scaled), axis=-1, keepdims=True)
+    return tf.minimum(largest * tf.sqrt(squares), vectors.dtype.max)
 
 
 @keras.saving.register_keras_serializable(package="keras_ccp")
@@ -113,6 +88,10 @@ class LipschitzNormalization(keras.layers.Layer):
 
     Source: "Deep Metric Learning with Chance Constraints"
     (https://arxiv.org/abs/2209.09060).
+
+    ```python
+    LipschitzNormalization()([[3.0, 4.0], [0.3, 0.4]])  # [[0.6, 0.8], [0.3, 0.4]]
+    ```
 
     Args:
         **kwargs: `name`, `dtype` and the other arguments of `keras.layers.Layer`.
@@ -129,33 +108,64 @@ class LipschitzNormalization(keras.layers.Layer):
         return input_shape
 
 
-def normalization_layer(normalization: str | None, name: str) -> keras.layers.Layer:
-    """Makes the layer that normalises embeddings.
+_NORMALIZATIONS = {
+    "lipschitz": LipschitzNormalization,
+    "l2": keras.layers.UnitNormalization,
+    None: keras.layers.Identity,
+}
+
+
+def normalization_layer(
+    normalization: str | None, name: str | None = None
+) -> keras.layers.Layer:
+    """Layer to float32, whatever the policy: distances need the digits."""
+    return _NORMALIZATIONS[normalization](name=name, dtype="float32")
+
+
+def normalized(model: keras.Model, normalization: str | None) -> keras.Model:
+    """The network, or one of the same layers that also ends in the normalisation."""
+    (output,) = model.outputs
+    if len(output.shape) != 2:
+        raise ValueError(
+            "`embedder` must give vectors, (batch, embedding_dim). Received: output "
+            f"{output.shape}\nPut a head on it: build_embedder(backbone)"
+        )
+    layer, last = normalization_layer(normalization), model.layers[-1]
+    if type(last) is type(layer) and last.compute_dtype == "float32":
+        return model
+    return keras.Model(model.inputs, layer(output), name=model.name)
+
+
+@keras.saving.register_keras_serializable(package="keras_ccp")
+class FrozenBatchNormalization(keras.layers.BatchNormalization):
+    """Batch norm that always uses its moving statistics and never changes them.
+
+    `gamma * (x - moving_mean) / sqrt(moving_variance + epsilon) + beta`, in training as
+    in inference; gamma and beta remain trainable. In Keras `trainable=False` freezes
+    gamma and beta too, and `layer(x, training=False)` inside a model gives way to the
+    `training=True` that the model is called with.
 
     Args:
-        normalization: `"lipschitz"` (v / max(1, ||v||)), `"l2"` (v / ||v||) or `None`.
-        name: name of the layer.
-
-    Returns:
-        Layer from `(..., dim)` to `(..., dim)` float32, whatever the dtype policy:
-        distances between embeddings need the digits.
-
-    Raises:
-        ValueError: if there is no such normalisation.
+        **kwargs: As for `keras.layers.BatchNormalization`.
     """
-    if normalization == "lipschitz":
-        return LipschitzNormalization(name=name, dtype="float32")
-    if normalization == "l2":
-        return keras.layers.UnitNormalization(name=name, dtype="float32")
-    if normalization is None:
-        return keras.layers.Identity(name=name, dtype="float32")
-    raise ValueError(
-        '`normalization` must be "lipschitz", "l2" or None. '
-        f"Received: normalization={normalization!r}"
-    )
+
+    def __init__(self, **kwargs: Any):
+        super().__init__(**kwargs)
+
+    def call(self, inputs, training=None, mask=None):
+        return super().call(inputs, training=False, mask=mask)
 
 
-_POOLINGS = ("average", "max", "average_max", "flatten")
+_AVERAGE = keras.layers.GlobalAveragePooling2D
+_MAX = keras.layers.GlobalMaxPooling2D
+_POOLINGS = {
+    "average": lambda x: _AVERAGE(name="average_pooling")(x),
+    "max": lambda x: _MAX(name="max_pooling")(x),
+    "average_max": lambda x: keras.layers.Add(name="average_max_pooling")(
+        [_AVERAGE(name="average_pooling")(x), _MAX(name="max_pooling")(x)]
+    ),
+    "flatten": lambda x: keras.layers.Flatten(name="flatten")(x),
+}
 
 
 def build_embedder(
@@ -171,6 +181,10 @@ def build_embedder(
     input keeps the backbone's shape and dtype, so that preprocessing inside
     the backbone is part of the embedder and of everything exported from it.
 
+    ```python
+    embedder = build_embedder(keras_ccp.backbones.small_cnn(), embedding_dim=64)
+    ```
+
     Args:
         backbone: built `keras.Model`, images -> `(batch, height, width,
             channels)` feature map.
@@ -184,105 +198,10 @@ def build_embedder(
 
     Returns:
         Functional `keras.Model`, images -> `(batch, embedding_dim)` float32.
-
-    Raises:
-        ValueError: if the backbone does not map one tensor to one feature map, an
-            argument has a value that does not exist, or the feature map has no fixed
-            size for `"flatten"`.
     """
-    if not getattr(backbone, "inputs", None):
-        raise ValueError(
-            "`backbone` must be a built Functional or Sequential model, so that its "
-            "input is known. Start it with keras.Input(shape=(height, width, "
-            f"channels)). Received: backbone={backbone!r}"
-        )
-    _check_one_tensor("backbone", backbone)
-    if len(backbone.output_shape) != 4:
-        raise ValueError(
-            "`backbone` must give a feature map of shape (batch, height, width, "
-            "channels): leave out its pooling and classification layers. "
-            f"Received: output_shape={backbone.output_shape}"
-        )
-    check_int("embedding_dim", embedding_dim, minimum=1)
-    if pooling not in _POOLINGS:
-        raise ValueError(
-            f"`pooling` must be one of {_POOLINGS}. Received: pooling={pooling!r}"
-        )
-    if pooling == "flatten" and None in backbone.output_shape[1:]:
-        raise ValueError(
-            '`pooling` must not be "flatten" where the size of the feature map is not '
-            "known: give the backbone's keras.Input a height and a width. "
-            f"Received: backbone.output_shape={backbone.output_shape}"
-        )
-    inputs = keras.Input(
-        batch_shape=backbone.inputs[0].shape, dtype=backbone.inputs[0].dtype
-    )
-    features = backbone(inputs)
-    pooled = _pool(features, pooling)
-    embeddings = keras.layers.Dense(embedding_dim, use_bias=False, name="embedding")(
-        pooled
-    )
-    embeddings = normalization_layer(normalization, name="normalization")(embeddings)
-    return keras.Model(inputs, embeddings, name=name)
-
-
-def _pool(features, pooling: str):
-    if pooling == "flatten":
-        return keras.layers.Flatten(name="flatten")(features)
-    average = keras.layers.GlobalAveragePooling2D(name="average_pooling")
-    maximum = keras.layers.GlobalMaxPooling2D(name="max_pooling")
-    if pooling == "average":
-        return average(features)
-    if pooling == "max":
-        return maximum(features)
-    return keras.layers.Add(name="average_max_pooling")(
-        [average(features), maximum(features)]
-    )
-
-
-def _check_one_tensor(name: str, model: keras.Model) -> None:
-    """Raises unless a built model maps one tensor to one, neither of them in a dict."""
-    if isinstance(model, keras.Sequential):  # `input` would need a call
-        (given,), result = model.inputs, model.outputs
-        result = result[0] if len(result) == 1 else result
-    else:
-        given, result = model.input, model.output
-    if isinstance(given, (list, tuple)) and len(given) == 1:
-        (given,) = given  # Keras takes a tensor for it
-    for side, parts in (("input", given), ("output", result)):
-        if isinstance(parts, (dict, list, tuple)):
-            raise ValueError(
-                f"`{name}` must have one {side} that is a tensor: make a "
-                "keras.Model(inputs, outputs) of the tensors that count. "
-                f"Received: {len(parts)} {side}s as a {type(parts).__name__}"
-            )
-
-
-def check_embedder(embedder: keras.Model) -> None:
-    """Raises if a model cannot be trained as an embedder.
-
-    Args:
-        embedder: built `keras.Model`, images -> `(batch, embedding_dim)`.
-
-    Raises:
-        TypeError: if it is not a Functional or Sequential model.
-        ValueError: if it is not built, or does not map one tensor of images to one
-            vector an image.
-    """
-    if isinstance(embedder, keras.Sequential) and not embedder.built:
-        raise ValueError(
-            "`embedder` must be built, since its weights are copied at once: start it "
-            f"with keras.Input(shape). Received: embedder={embedder!r}"
-        )
-    if not isinstance(embedder, keras.Model) or not hasattr(embedder, "inputs"):
-        raise TypeError(
-            "`embedder` must be a Functional or Sequential keras.Model; wrap others "
-            "as keras.Model(inputs, outputs). Received: "
-            f"type(embedder)={type(embedder).__name__}"
-        )
-    _check_one_tensor("embedder", embedder)
-    if len(embedder.output_shape) != 2:
-        raise ValueError(
-            "`embedder` must give one vector an image. "
-            f"Received: output_shape={embedder.output_shape}"
-        )
+    given = backbone.inputs[0]
+    inputs = keras.Input(batch_shape=given.shape, dtype=given.dtype)
+    pooled = _POOLINGS[pooling](backbone(inputs))
+    head = keras.layers.Dense(embedding_dim, use_bias=False, name="embedding")
+    outputs = normalization_layer(normalization, "normalization")(head(pooled))
+    return keras.Model(inputs, outputs, name=name)

@@ -140,9 +140,7 @@ def export_onnx(embedder: Any, path: str | os.PathLike) -> None:
 def load_embedder(embedder: Any) -> Any:
     """A Keras model or loaded SavedModel, of what `export_serving` takes."""
     if isinstance(embedder, CCPModel):
-        given = embedder.embedder.inputs[0]
-        images = keras.Input(batch_shape=given.shape, dtype=given.dtype)
-        return keras.Model(images, embedder.normalize(embedder.embedder(images)))
+        return embedder.embedder
     if not isinstance(embedder, (str, os.PathLike)):
         return embedder
     path = Path(embedder)

@@ -1,14 +1,13 @@
 """The state machine of CCPCallback, driven by hand and by fit."""
 
-import logging
-
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 
-from keras_ccp import CCPCallback, CCPModel, build_embedder, losses
-from keras_ccp import callback as pool
+from keras_ccp import CCPCallback, CCPModel, WarmUp, build_embedder, losses
+from keras_ccp import callback as callback_module
+from keras_ccp.callback import at_best, draw_pool
 from keras_ccp.datasets import Dataset
 from keras_ccp.model import reset_slots
 from keras_ccp.pipeline import balanced_batches
@@ -52,7 +51,7 @@ def driven(values, pool_values=(1, 2, 3), before=None, **kwargs):
     logs = []
     for epoch, value in enumerate(values):
         model.embedder.set_weights([np.float32(epoch + 1)])
-        model.proxy_bank.assign([[[100.0 + epoch]]])
+        model.proxies.assign([[[100.0 + epoch]]])
         if before:
             before(model)
         callback.evaluate = lambda value=value: {
@@ -75,7 +74,7 @@ def test_state_machine_equals_the_published_codes(golden, monkeypatch):
         rows = np.array([[next(drawn) for _ in range(pool_size)]])
         return rows, np.ones_like(rows, bool)
 
-    monkeypatch.setattr(pool, "draw_pool", draw_in_order)
+    monkeypatch.setattr(callback_module, "draw_pool", draw_in_order)
     model = one_pixel_model()
     # The oracle's sampler returns 1, 2, 3, ... in turn.
     data = (pixels(range(1, 31)), np.zeros(30, int))
@@ -85,11 +84,11 @@ def test_state_machine_equals_the_published_codes(golden, monkeypatch):
     callback.set_model(model)
     callback.on_train_begin()
     table = golden["out/state_machine"]
-    assert model.proxy_bank.proxies.numpy().item() == table[0, 7]
+    assert model.proxies.numpy().item() == table[0, 7]
     for row in table[1:]:
         index, value, weight, frozen, best, calls, wait, proxy, best_proxy = row
         model.embedder.set_weights([np.float32(index + 1)])
-        model.proxy_bank.assign([[[100 + index]]])
+        model.proxies.assign([[[100 + index]]])
         previous = callback._best_of_problem
         callback.evaluate = lambda value=value: {
             "map_at_r": value,
@@ -98,28 +97,28 @@ def test_state_machine_equals_the_published_codes(golden, monkeypatch):
         }
         callback.on_epoch_end(int(index), {})
         assert callback.wait == wait
-        assert model.proxy_bank.proxies.numpy().item() == proxy
+        assert model.proxies.numpy().item() == proxy
         assert model.frozen_weights[0].numpy() == frozen
         # The oracle's lambda decays; ours is on or off.
-        assert bool(model.snapshot.active_weight.numpy()) == bool(weight)
-        # A switch clears the best of the problem, which the oracle still shows.
+        assert bool(model.active_proximal_weight.numpy()) == bool(weight)
+        # A projection clears the best of the problem, which the oracle still shows.
         kept = callback._best_of_problem
-        kept = previous if kept.references is None else kept
+        kept = previous if kept.proxies is None else kept
         assert kept.embedder_weights[0] == best
-        assert kept.references[0].item() == best_proxy
+        assert kept.proxies.item() == best_proxy
         assert callback.num_projections * 3 + 3 == calls
 
 
-def test_switch_restores_freezes_and_starts_anew():
-    # Best is 0.5 at epoch 1 (weight 2, proxy 101); waits 1, 2, then the switch.
+def test_projection_restores_freezes_and_starts_again():
+    # Best is 0.5 at epoch 1 (weight 2, proxy 101); waits 1, 2, then the projection.
     callback, model, logs = driven([0.1, 0.5, 0.4, 0.4], patience=2)
     assert callback.num_projections == 1
     assert callback.wait == 0
     assert model.embedder.get_weights()[0] == 2.0
     assert model.frozen_weights[0].numpy() == 2.0
     # Covered is 101, so of 1, 2, 3 the farthest is 1.
-    assert model.proxy_bank.proxies.numpy().item() == 1.0
-    assert model.snapshot.active_weight.numpy() == np.float32(2e-4)
+    assert model.proxies.numpy().item() == 1.0
+    assert model.active_proximal_weight.numpy() == np.float32(2e-4)
     assert [log["projection"] for log in logs] == [0, 0, 0, 0]
 
 
@@ -144,7 +143,7 @@ def test_improvement_must_exceed_min_delta():
     assert callback.wait == 1
 
 
-def test_lambda_is_off_before_the_first_switch():
+def test_lambda_is_off_before_the_first_projection():
     _, model, _ = driven([0.1, 0.2])
     assert float(model.proximal_loss()) == 0.0
 
@@ -155,7 +154,7 @@ def test_run_ends_with_the_best_of_all_problems():
     assert callback.num_projections == 1
     callback.on_train_end()
     assert model.embedder.get_weights()[0] == 1.0
-    assert model.proxy_bank.proxies.numpy().item() == 100.0
+    assert model.proxies.numpy().item() == 100.0
 
 
 def test_restore_best_false_keeps_the_last_weights():
@@ -165,7 +164,7 @@ def test_restore_best_false_keeps_the_last_weights():
 
 
 def test_stop_patience_counts_against_the_best_of_the_run():
-    # After the switch at epoch 2 the problem improves (.1, .2, .3), the run does not.
+    # From epoch 3 on a new problem improves (.1, .2, .3), and the run does not.
     callback, model, logs = driven(
         [0.9, 0.1, 0.1, 0.1, 0.2, 0.3, 0.4], patience=2, stop_patience=5
     )
@@ -175,7 +174,7 @@ def test_stop_patience_counts_against_the_best_of_the_run():
     assert model.embedder.get_weights()[0] == 1.0
 
 
-def test_max_projections_stops_the_switching_not_the_training():
+def test_max_projections_stops_the_projections_not_the_training():
     callback, model, logs = driven([0.9] + [0.1] * 9, patience=2, max_projections=1)
     assert callback.num_projections == 1
     assert len(logs) == 10
@@ -203,7 +202,7 @@ def test_state_makes_another_callback_go_on():
         kept = getattr(other, f"_best_of_{name}")
         assert kept.map_at_r == best
         assert kept.embedder_weights == [weight]
-        assert kept.references[0].item() == 99.0 + weight
+        assert kept.proxies.item() == 99.0 + weight
     other.on_train_end()
     assert other.model.embedder.get_weights()[0] == 1.0
     # What it went on from ends with this `fit`.
@@ -212,21 +211,21 @@ def test_state_makes_another_callback_go_on():
     assert other._best_of_run.map_at_r == -np.inf
 
 
-def test_state_right_after_a_switch_and_without_proxies():
+def test_state_right_after_a_projection_and_without_proxies():
     first = driven([0.5, 0.4], patience=1)[0]
     other = driven([0.1])[0]
     other.set_state(first.get_state())
     assert other._best_of_problem == type(other._best_of_problem)()
     callback, model, _ = fitted(epochs=1, model=color_model(proxies_per_class=0))
     callback.set_state(callback.get_state())
-    assert callback._best_of_run.references is None
+    assert callback._best_of_run.proxies is None
     assert len(callback._best_of_run.embedder_weights) == len(model.embedder.weights)
 
 
 def test_state_holds_a_drawn_seed():
-    callbacks = [CCPCallback(*color_data().split_classes(4)) for _ in range(2)]
+    callbacks = [CCPCallback(TRAIN, UNSEEN) for _ in range(2)]
     callbacks[1].set_state(callbacks[0].get_state())
-    assert callbacks[0].pool.seed == callbacks[1].pool.seed
+    assert callbacks[0]._seed == callbacks[1]._seed
 
 
 @pytest.mark.parametrize(
@@ -273,26 +272,30 @@ def test_moving_average_starts_from_the_variable():
     np.testing.assert_array_equal(average[0], [5.0, 6.0])
 
 
-def test_slots_are_reset_inside_a_loss_scaling_optimizer():
-    variable = keras.Variable([1.0, 2.0])
-    optimizer = keras.optimizers.LossScaleOptimizer(keras.optimizers.Adam())
-    optimizer.build([variable])
-    for slot in optimizer.inner_optimizer.variables[2:]:
-        slot.assign(slot + 3.0)
-    reset_slots(optimizer, variable)
-    for slot in optimizer.inner_optimizer.variables[2:]:
-        np.testing.assert_array_equal(slot, [0.0, 0.0])
+@pytest.mark.parametrize("scaled", [False, True])
+def test_reset_covers_accumulator_and_loss_scaling(scaled):
+    optimizer = inner = keras.optimizers.Adam(gradient_accumulation_steps=2)
+    if scaled:
+        optimizer = keras.optimizers.LossScaleOptimizer(inner)
+    variables = [keras.Variable(np.ones(3), name=name) for name in ("a", "b")]
+    optimizer.build(variables)
+    slots = [slot for slot in inner.variables if slot.shape == (3,)]
+    for slot in slots:
+        slot.assign(np.ones(3))
+    reset_slots(optimizer, variables[0])
+    assert len(slots) == 6  # two moments and the gathered gradient of each
+    assert [slot.numpy().any() for slot in slots] == ["a_" not in s.name for s in slots]
 
 
 def test_pool_is_drawn_without_repetition_and_by_seed():
     labels = np.repeat(np.arange(3), [5, 2, 9])
-    rows, mask = pool.draw_pool(labels, 3, 4, np.random.default_rng(0))
+    rows, mask = draw_pool(labels, 3, 4, np.random.default_rng(0))
     assert mask.sum(axis=1).tolist() == [4, 2, 4]
     for cls in range(3):
         chosen = rows[cls][mask[cls]]
         assert len(set(chosen)) == len(chosen)
         assert (labels[chosen] == cls).all()
-    again, _ = pool.draw_pool(labels, 3, 4, np.random.default_rng(0))
+    again, _ = draw_pool(labels, 3, 4, np.random.default_rng(0))
     np.testing.assert_array_equal(rows, again)
 
 
@@ -303,6 +306,9 @@ def color_data(num_classes=6, per_class=4, seed=0):
     noise = rng.integers(-30, 30, (num_classes, per_class, 8, 8, 3))
     images = (colors + noise).astype("uint8").reshape(-1, 8, 8, 3)
     return Dataset(images, np.repeat(np.arange(num_classes), per_class))
+
+
+TRAIN, UNSEEN = color_data().split_classes(4)
 
 
 def color_model(num_classes=4, **kwargs):
@@ -317,13 +323,12 @@ def color_model(num_classes=4, **kwargs):
 
 
 def fitted(epochs=6, model=None, callbacks=(), position=0, **kwargs):
-    train, validation = color_data().split_classes(4)
     model = model or color_model()
-    callback = CCPCallback(train, validation, seed=1, **{"patience": 1, **kwargs})
+    callback = CCPCallback(TRAIN, UNSEEN, seed=1, **{"patience": 1, **kwargs})
     callbacks = list(callbacks)
     callbacks.insert(position, callback)
     history = model.fit(
-        balanced_batches(train, 2, 2, seed=0),
+        balanced_batches(TRAIN, 2, 2, seed=0),
         steps_per_epoch=2,
         epochs=epochs,
         verbose=0,
@@ -332,7 +337,7 @@ def fitted(epochs=6, model=None, callbacks=(), position=0, **kwargs):
     return callback, model, history
 
 
-def test_fit_switches_and_logs():
+def test_fit_projects_and_logs():
     callback, model, history = fitted()
     assert callback.num_projections >= 1
     assert {
@@ -345,7 +350,7 @@ def test_fit_switches_and_logs():
         "projection",
     } <= set(history.history)
     assert max(history.history["projection"]) >= 1
-    # λ acts only after a switch.
+    # λ acts only after a projection.
     first = history.history["projection"].index(1)
     assert not np.any(history.history["proximal_loss"][:first])
     assert np.any(history.history["proximal_loss"][first:])
@@ -386,9 +391,8 @@ def test_second_fit_starts_afresh():
 
 
 def test_one_callback_in_two_fits():
-    train, validation = color_data().split_classes(4)
-    callback = CCPCallback(train, validation, patience=1, seed=1)
-    batches = balanced_batches(train, 2, 2, seed=0)
+    callback = CCPCallback(TRAIN, UNSEEN, patience=1, seed=1)
+    batches = balanced_batches(TRAIN, 2, 2, seed=0)
     histories = []
     for _ in range(2):
         keras.utils.set_random_seed(0)
@@ -400,50 +404,40 @@ def test_one_callback_in_two_fits():
     assert histories[0].history == histories[1].history
 
 
-def test_pairwise_model_is_evaluated_and_never_switches():
+def test_pairwise_model_is_evaluated_and_never_projects():
     model = color_model(proxies_per_class=0)
     callback, _, history = fitted(model=model)
     assert max(history.history["projection"]) == 0
     assert callback.evaluate()["map_at_r"] == max(history.history["val_map_at_r"])
-    with pytest.raises(ValueError, match="`project` needs a model with proxies"):
-        callback.project()
 
 
 def test_starting_proxies_are_pool_embeddings():
-    train, validation = color_data().split_classes(4)
     model = color_model()
-    callback = CCPCallback(train, validation, seed=0)
+    callback = CCPCallback(TRAIN, UNSEEN, seed=0)
     callback.set_model(model)
     callback.on_train_begin()
-    embeddings = model.predict(train.images, verbose=0)
-    for cls, proxies in enumerate(model.proxy_bank.proxies.numpy()):
-        own = embeddings[train.labels == cls]
+    embeddings = model.predict(TRAIN.images, verbose=0)
+    for cls, proxies in enumerate(model.proxies.numpy()):
+        own = embeddings[TRAIN.labels == cls]
         nearest = np.linalg.norm(proxies[:, None] - own, axis=-1).argmin(axis=1)
         assert len(set(nearest)) == len(proxies)
         np.testing.assert_allclose(own[nearest], proxies, atol=1e-6)
 
 
-def test_small_pool_classes_repeat_and_say_so_once(caplog):
+def test_small_pool_classes_repeat():
     rng = np.random.default_rng(0)
     images = rng.integers(0, 255, (7, 8, 8, 3), dtype="uint8")
     small = Dataset(images, [0, 0, 0, 0, 1, 1, 2])
-    _, validation = color_data().split_classes(4)
     model = color_model(num_classes=3, proxies_per_class=3)
-    callback = CCPCallback(small, validation, pool_size=4, seed=0)
+    callback = CCPCallback(small, UNSEEN, pool_size=4, seed=0)
     callback.set_model(model)
-    with caplog.at_level(logging.INFO, logger="keras_ccp"):
-        callback.on_train_begin()
-        callback.project()
-        callback.project()
-    said = [r for r in caplog.records if "fewer than" in r.getMessage()]
-    assert len(said) == 1
-    assert said[0].getMessage().startswith("2 of 3 pool classes have fewer than 4")
-    distinct = [len(np.unique(p, axis=0)) for p in model.proxy_bank.proxies.numpy()]
+    callback.on_train_begin()
+    callback.project()
+    distinct = [len(np.unique(p, axis=0)) for p in model.proxies.numpy()]
     assert distinct == [3, 2, 1]
 
 
 def test_forms_of_the_data_are_equal():
-    train, validation = color_data().split_classes(4)
     proxies = []
     for form in (
         lambda d: d,
@@ -452,45 +446,34 @@ def test_forms_of_the_data_are_equal():
     ):
         keras.utils.set_random_seed(0)
         model = color_model()
-        callback = CCPCallback(form(train), form(validation), pool_size=2, seed=0)
+        callback = CCPCallback(form(TRAIN), form(UNSEEN), pool_size=2, seed=0)
         callback.set_model(model)
         callback.on_train_begin()
-        proxies.append((model.proxy_bank.proxies.numpy(), callback.evaluate()))
+        proxies.append((model.proxies.numpy(), callback.evaluate()))
     for other, metrics in proxies[1:]:
         np.testing.assert_allclose(other, proxies[0][0], atol=1e-6)
         assert metrics == proxies[0][1]
-
-
-def test_embeddings_not_finite_at_the_start_are_refused():
-    train, validation = color_data().split_classes(4)
-    model = color_model()
-    model.embedder.layers[-2].kernel.assign(np.full((4, 5), np.nan))
-    callback = CCPCallback(train, validation)
-    callback.set_model(model)
-    with pytest.raises(ValueError, match="weights must be finite"):
-        callback.on_train_begin()
 
 
 def test_embeddings_not_finite_with_finite_weights_are_refused():
     inputs = keras.Input((8, 8, 3))
     features = keras.layers.Lambda(lambda x: x / 0.0)(inputs)
     embedder = build_embedder(keras.Model(inputs, features), embedding_dim=5)
-    callback = CCPCallback(*color_data().split_classes(4))
+    callback = CCPCallback(TRAIN, UNSEEN)
     callback.set_model(CCPModel(embedder, 4, 2))
-    with pytest.raises(ValueError, match="`pool` must have finite embeddings"):
+    with pytest.raises(ValueError, match="Weights and embeddings must be finite"):
         callback.on_train_begin()
 
 
 @pytest.mark.parametrize("proxies_per_class", [0, 2])
 def test_broken_weights_behind_a_relu_are_seen(proxies_per_class, caplog):
     """ReLU makes zeros of NaN, so that the embeddings look finite."""
-    train, validation = color_data().split_classes(4)
     model = color_model(proxies_per_class=proxies_per_class)
     convolution = model.embedder.layers[1].layers[2]
     convolution.bias.assign(np.full(4, np.nan))
-    callback = CCPCallback(train, validation)
+    callback = CCPCallback(TRAIN, UNSEEN)
     callback.set_model(model)
-    with pytest.raises(ValueError, match="weights must be finite"):
+    with pytest.raises(ValueError, match="Weights and embeddings must be finite"):
         callback.on_train_begin()
 
     class Poison(keras.callbacks.Callback):
@@ -507,11 +490,9 @@ def test_broken_weights_behind_a_relu_are_seen(proxies_per_class, caplog):
 
 
 def test_images_must_fit_the_embedder():
-    train, validation = color_data().split_classes(4)
-    small = (validation.images[:, :4, :4], validation.labels)
-    callback = CCPCallback(train, small)
+    callback = CCPCallback(TRAIN, (UNSEEN.images[:, :4, :4], UNSEEN.labels))
     callback.set_model(color_model())
-    with pytest.raises(ValueError, match=r"`validation` .* shape \(8, 8, 3\)"):
+    with pytest.raises(ValueError, match=r"found shape=\(8, 4, 4, 3\)"):  # by Keras
         callback.on_train_begin()
 
 
@@ -539,50 +520,136 @@ def test_divergence_in_the_first_epoch_goes_back_to_the_start():
         np.testing.assert_array_equal(weight, before)
 
 
-TRAIN, UNSEEN = color_data().split_classes(4)
-
-
-@pytest.mark.parametrize(
-    ("argument", "value", "message"),
-    [
-        ("pool_size", 0, "`pool_size` must be"),
-        ("patience", 0, "`patience` must be"),
-        ("patience", 1.5, "`patience` must be"),
-        ("stop_patience", -1, "`stop_patience` must be"),
-        ("max_projections", -1, "`max_projections` must be"),
-        ("min_delta", np.nan, "`min_delta` must be"),
-        ("min_delta", -0.1, "`min_delta` must be"),
-    ],
-)
-def test_bad_numbers_are_refused(argument, value, message):
-    with pytest.raises((TypeError, ValueError), match=message):
-        CCPCallback(TRAIN, UNSEEN, **{argument: value})
-
-
 def test_bad_data_are_refused():
-    nothing = (TRAIN.images[:0], TRAIN.labels[:0])
     with pytest.raises(ValueError, match="`pool`.*"):
-        CCPCallback(nothing, UNSEEN)
+        CCPCallback((TRAIN.images[:0], TRAIN.labels[:0]), UNSEEN)
     with pytest.raises(ValueError, match="pool"):
         CCPCallback((TRAIN.images, TRAIN.labels - 1), UNSEEN)
-    singles = (UNSEEN.images[:2], np.array([0, 1]))
-    with pytest.raises(ValueError, match="`validation` must have classes of two"):
-        CCPCallback(TRAIN, singles)
-    with pytest.raises(TypeError, match="CCPCallback needs a `CCPModel`"):
+    for num_classes in (3, 5):
         callback = CCPCallback(TRAIN, UNSEEN)
-        callback.set_model(keras.Sequential())
-        callback.on_train_begin()
+        callback.set_model(color_model(num_classes=num_classes))
+        with pytest.raises(ValueError, match="`pool` .* 4 classes from 0 to 3"):
+            callback.on_train_begin()
+    singles = CCPCallback(TRAIN, (UNSEEN.images[:2], np.array([0, 1])))
+    singles.set_model(color_model())
+    with pytest.raises(ValueError, match="query with a true reference"):
+        singles.evaluate()
+
+
+# ==== Validation on what is trained on ====
+
+BYTES, LABELS = TRAIN.images, TRAIN.labels
+FILES = Dataset([b"one", b"two"] * 8, LABELS)
+
+
+def batches(images):
+    return tf.data.Dataset.from_tensor_slices((images, LABELS)).batch(8)
+
+
+STREAM = batches(BYTES)
 
 
 @pytest.mark.parametrize(
-    ("num_classes", "message"),
+    ("pool", "validation", "is_told"),
     [
-        (3, r"`pool` must have labels from 0 to 2 .* Received: label 3"),
-        (5, r"of the model's 5 classes. Received: none of 1 classes.* class 4"),
+        (TRAIN, TRAIN, True),
+        (TRAIN, (BYTES, LABELS), True),
+        ((BYTES, LABELS), (BYTES[4:], LABELS[4:]), True),
+        (FILES, FILES, True),
+        (STREAM, STREAM, True),
+        ((BYTES[:4], LABELS[:4]), (BYTES[4:], LABELS[4:]), False),
+        (*TRAIN.split_classes(2), False),
+        (*FILES.split_classes(2), False),
+        (STREAM, batches(BYTES), False),
+        (STREAM, TRAIN, False),
+        (FILES, TRAIN, False),
     ],
 )
-def test_pool_must_fit_the_models_classes(num_classes, message):
-    callback = CCPCallback(TRAIN, UNSEEN)
-    callback.set_model(color_model(num_classes=num_classes))
-    with pytest.raises(ValueError, match=message):
-        callback.on_train_begin()
+def test_validation_on_the_pool_is_told_of(pool, validation, is_told, caplog):
+    CCPCallback(pool, validation)
+    told = ["`validation` and `pool` share images" in m for m in caplog.messages]
+    assert told == [True] * is_told
+
+
+# ==== The hook ====
+
+
+def test_callbacks_of_the_fit_hear_of_projections():
+    class Listener(keras.callbacks.Callback):
+        heard = ()
+
+        def on_projection(self, best, is_last):
+            current = self.model.get_weights()
+            with at_best(self.model, best):
+                map_at_r = self.model.evaluate(UNSEEN)["map_at_r"]
+            assert map_at_r == best.map_at_r
+            for weight, before in zip(self.model.get_weights(), current, strict=True):
+                np.testing.assert_array_equal(weight, before)
+            self.heard += ((int(self.model.num_projections), is_last),)
+
+    listener = Listener()
+    callback, model, _ = fitted(callbacks=[listener])
+    count = callback.num_projections
+    projections = [(i + 1, False) for i in range(count)]
+    # The last problem is not told of where it was never evaluated.
+    assert listener.heard in ((*projections, (count, True)), tuple(projections))
+    assert callback is model.fit_callbacks[0] and listener in model.fit_callbacks
+
+
+# ==== Warm-up ====
+
+
+def warm_up_model():
+    layers = [keras.layers.Conv2D(4, 3), keras.layers.BatchNormalization()]
+    layers = [keras.Input((8, 8, 3)), *layers, keras.layers.Conv2D(4, 3)]
+    model = CCPModel(build_embedder(keras.Sequential(layers), embedding_dim=3), 4)
+    # Adam keeps moments of all weights, so that a later phase must not surprise it.
+    model.compile(keras.optimizers.Adam(1e-2), "contrastive", jit_compile=False)
+    return model
+
+
+WARM_UP_DATA = TRAIN.images.astype("float32"), TRAIN.labels
+
+
+class Weights(keras.callbacks.Callback):
+    """Remembers the weights after each epoch."""
+
+    def on_train_begin(self, logs=None):
+        self.history = [self.now()]
+
+    def on_epoch_end(self, epoch, logs=None):
+        self.history.append(self.now())
+
+    def now(self):
+        *rest, head = self.model.embedder.get_weights()
+        return rest, [head], [self.model.proxies.numpy()]
+
+    def changes(self):
+        for before, after in zip(self.history, self.history[1:], strict=False):
+            yield [
+                sum((a != b).any() for a, b in zip(*parts, strict=True))
+                for parts in zip(before, after, strict=True)
+            ]
+
+
+def test_warm_up_trains_the_head_and_the_proxies_alone():
+    model, weights = warm_up_model(), Weights()
+    model.fit(*WARM_UP_DATA, epochs=3, verbose=0, callbacks=[WarmUp(2), weights])
+    first, second, third = weights.changes()
+    # Batch-norm statistics stay too.
+    assert first == second == [0, 1, 1]
+    # All but the first bias, which batch normalisation takes away again: it moves by
+    # rounding alone.
+    assert third[0] >= len(weights.history[0][0]) - 1 and third[1:] == [1, 1]
+
+
+def test_an_interrupted_warm_up_leaves_nothing_frozen():
+    class Interrupt(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            raise KeyboardInterrupt
+
+    model, weights = warm_up_model(), Weights()
+    with pytest.raises(KeyboardInterrupt):
+        model.fit(*WARM_UP_DATA, verbose=0, callbacks=[WarmUp(1), Interrupt()])
+    model.fit(*WARM_UP_DATA, verbose=0, callbacks=[weights])
+    assert next(weights.changes())[0] > 1

@@ -1,9 +1,13 @@
+"""Normalisation, and what the head of `build_embedder` computes."""
+
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 
+from keras_ccp import build_embedder
 from keras_ccp.layers import (
+    FrozenBatchNormalization,
     LipschitzNormalization,
     l2_normalize,
     lipschitz_normalize,
@@ -108,3 +112,78 @@ def test_l2_normalize(vector, normalized, gradient):
     outputs, actual = value_and_gradient(l2_normalize, [vector], [[1.0, 2.0]])
     np.testing.assert_allclose(outputs[0], normalized, atol=1e-7)
     np.testing.assert_allclose(actual[0], gradient, atol=1e-7)
+
+
+# ==== The head ====
+
+
+def identity_backbone(shape=(2, 2, 3), dtype="float32"):
+    inputs = keras.Input(shape, dtype=dtype)
+    return keras.Model(inputs, keras.layers.Rescaling(1.0)(inputs))
+
+
+FEATURES = np.arange(12, dtype="float32").reshape(1, 2, 2, 3)
+
+
+@pytest.mark.parametrize(
+    ("pooling", "pooled"),
+    [
+        # Channel 0 holds 0, 3, 6, 9: mean 4.5, largest 9; the others one and two more.
+        ("average", [4.5, 5.5, 6.5]),
+        ("max", [9.0, 10.0, 11.0]),
+        ("average_max", [13.5, 15.5, 17.5]),
+        ("flatten", list(range(12))),
+    ],
+)
+def test_pooling(pooling, pooled):
+    embedder = build_embedder(identity_backbone(), 2, pooling, normalization=None)
+    kernel = np.random.default_rng(0).normal(size=(len(pooled), 2)).astype("float32")
+    embedder.get_layer("embedding").kernel.assign(kernel)
+    np.testing.assert_allclose(
+        embedder(FEATURES)[0], np.array(pooled, "float32") @ kernel, rtol=1e-5
+    )
+
+
+@pytest.mark.parametrize(
+    ("normalization", "expected"),
+    [("lipschitz", [0.6, 0.8]), ("l2", [0.6, 0.8]), (None, [3.0, 4.0])],
+)
+def test_normalization(normalization, expected):
+    embedder = build_embedder(
+        identity_backbone((1, 1, 2)), 2, normalization=normalization
+    )
+    embedder.get_layer("embedding").kernel.assign(np.eye(2))
+    image = np.array([3.0, 4.0], "float32").reshape(1, 1, 1, 2)
+    np.testing.assert_allclose(embedder(image)[0], expected, rtol=1e-6)
+
+
+def test_head_has_no_bias_and_input_keeps_the_backbones_type():
+    embedder = build_embedder(identity_backbone(dtype="uint8"), 7)
+    assert embedder.inputs[0].dtype == "uint8"
+    assert [w.name for w in embedder.weights] == ["kernel"]
+    assert embedder.output_shape == (None, 7)
+
+
+def test_output_is_float32_under_mixed_precision():
+    keras.config.set_dtype_policy("mixed_float16")
+    embedder = build_embedder(identity_backbone(), 7)
+    assert embedder(FEATURES).dtype == "float32"
+
+
+def test_what_has_no_head_is_refused_by_keras():
+    inputs = keras.Input((4,))
+    with pytest.raises(ValueError, match="expected ndim=4, found ndim=2"):
+        build_embedder(keras.Model(inputs, keras.layers.Dense(2)(inputs)))
+    with pytest.raises(ValueError, match="fully-defined"):
+        build_embedder(identity_backbone((None, 4, 3)), pooling="flatten")
+    with pytest.raises(KeyError, match="unit"):
+        build_embedder(identity_backbone(), normalization="unit")
+
+
+def test_frozen_batch_norm_keeps_its_statistics():
+    layer = FrozenBatchNormalization()
+    x = np.random.default_rng(0).normal(3.0, 2.0, (8, 2)).astype("float32")
+    # Mean 0 and variance 1, as they began; epsilon is 1e-3.
+    np.testing.assert_allclose(layer(x, training=True), x / 1.001**0.5, rtol=1e-6)
+    np.testing.assert_array_equal(layer.moving_mean, [0, 0])
+    assert len(layer.trainable_weights) == 2

@@ -23,7 +23,7 @@ COMMAND = [sys.executable, "-c", "from keras_ccp.app.cli import main; main()", "
 
 
 def config(**distribution):
-    """Emoji of 8 x 8 pixels; batch norm learns its statistics, problems switch."""
+    """Emoji of 8 x 8 pixels; batch norm learns its statistics, problems follow."""
     return {
         "method": "MS-CCP",
         "data": {
@@ -50,7 +50,7 @@ def config(**distribution):
             "max_evaluations": NUM_EPOCHS,
         },
         "distribution": distribution,
-        "seed": 2,  # two switches, by the validation classes' ups and downs
+        "seed": 2,  # two projections, by the validation classes' ups and downs
     }
 
 
@@ -88,7 +88,7 @@ class Run:
 def assert_same(run, whole):
     for weight, other in zip(run.weights, whole.weights, strict=True):
         np.testing.assert_allclose(weight, other, rtol=0, atol=1e-5)
-    assert run.log["projection"].max() >= 2  # otherwise no switch was tested
+    assert run.log["projection"].max() >= 2  # otherwise none was tested
     np.testing.assert_array_equal(run.log["epoch"], np.arange(NUM_EPOCHS))
     for name in whole.log.dtype.names:
         np.testing.assert_allclose(run.log[name], whole.log[name], rtol=1e-4, atol=1e-6)
@@ -149,7 +149,7 @@ def killed(root, tmp_path_factory):
     try:
         chief, other = start_workers(root, out, temporary / "first")
         started += [chief, other]
-        second = backup / "checkpoint-00000002.bin"
+        second = backup / "checkpoint-00000002.npz"
         wait_for(second.exists, started)
         other.send_signal(signal.SIGKILL)
         outcome = {"out": out, "temporary": temporary, "pids": [chief.pid]}
@@ -193,8 +193,8 @@ def test_only_the_chief_writes(killed, root):
         "metrics.csv",
         "metrics.json",
         "versions.json",
-        f"{fold}backup/checkpoint-{NUM_EPOCHS - 1:08d}.bin",
-        f"{fold}backup/checkpoint-{NUM_EPOCHS:08d}.bin",
+        f"{fold}backup/checkpoint-{NUM_EPOCHS - 1:08d}.npz",
+        f"{fold}backup/checkpoint-{NUM_EPOCHS:08d}.npz",
         f"{fold}embedder.keras",
         f"{fold}fold.json",
         f"{fold}log.csv",

@@ -296,7 +296,7 @@ def test_at_best_goes_there_and_back():
     best = BestWeights.of(model)
     proxies = reference_embeddings(model)
     model.embedder.set_weights([np.ones(2, "float32")])
-    model.proxy_bank.assign(proxies + 1)
+    model.proxies.assign(proxies + 1)
     with pytest.raises(RuntimeError), at_best(model, best):
         assert model.embedder.get_weights()[0].tolist() == [0, 0]
         np.testing.assert_array_equal(reference_embeddings(model), proxies)

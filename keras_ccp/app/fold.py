@@ -236,11 +236,8 @@ def _callbacks(config: Config, directory: Path) -> list[keras.callbacks.Callback
 
 
 def _save_embedder(model: CCPModel, path: Path) -> None:
-    given = model.embedder.inputs[0]
-    images = keras.Input(batch_shape=given.shape, dtype=given.dtype)
-    embedder = keras.Model(images, model.normalize(model.embedder(images)))
     partial = path.with_name(f"partial_{path.name}")
-    embedder.save(partial)
+    model.embedder.save(partial)
     partial.replace(path)
 
 

@@ -83,7 +83,9 @@ def train_run(
     """
     check_int("repeats", repeats, minimum=1)
     # First, since it decides which devices TensorFlow begins with.
-    strategy = make_strategy(config.distribution)
+    strategy = make_strategy(
+        config.distribution.strategy, config.distribution.devices
+    )
     out = Path(out)
     if is_chief(strategy):
         check_folder("out", out)

@@ -2,25 +2,7 @@
 
 import keras
 
-
-@keras.saving.register_keras_serializable(package="keras_ccp")
-class FrozenBatchNormalization(keras.layers.BatchNormalization):
-    """Batch norm that always uses its moving statistics and never changes them.
-
-    `gamma * (x - moving_mean) / sqrt(moving_variance + epsilon) + beta`, in training as
-    in inference; gamma and beta remain trainable. In Keras `trainable=False` freezes
-    gamma and beta too, and `layer(x, training=False)` inside a model gives way to the
-    `training=True` that the model is called with.
-
-    Args:
-        **kwargs: As for `keras.layers.BatchNormalization`.
-    """
-
-    def __init__(self, **kwargs):
-        super().__init__(**kwargs)
-
-    def call(self, inputs, training=None, mask=None):
-        return super().call(inputs, training=False, mask=mask)
+from keras_ccp.layers import FrozenBatchNormalization
 
 
 def freeze_batch_norm(model: keras.Model) -> keras.Model:

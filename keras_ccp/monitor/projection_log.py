@@ -8,7 +8,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_ccp.callback import BestWeights, at_best, draw_pool
+from keras_ccp.callback import BestWeights, CCPCallback, at_best, draw_pool
 from keras_ccp.checks import check_bool, check_int
 from keras_ccp.monitor.projections import Projection, measure, reference_embeddings
 from keras_ccp.pipeline import EvaluationData
@@ -71,32 +71,25 @@ class ProjectionLog(keras.callbacks.Callback):
         self.save_arrays = save_arrays
         self.lines: list[dict[str, Any]] = []
         self._samples = None if samples is None else EvaluationData(samples, "samples")
-        self._pool: Any = None
         self._epoch = 0
 
-    def set_callbacks(self, callbacks: list[keras.callbacks.Callback]) -> None:
-        """Finds the callback whose pool to draw from; `CCPModel.fit` calls it.
-
-        Args:
-            callbacks: all callbacks of the `fit`.
-
-        Raises:
-            ValueError: if there is no `CCPCallback`.
-        """
-        pools = [c.pool for c in callbacks if hasattr(c, "tell_problem_end")]
-        if not pools:
+    def _find_callback(self):
+        callbacks = self.model.fit_callbacks
+        found = [c for c in callbacks if isinstance(c, CCPCallback)]
+        if not found:
             raise ValueError(
                 "`callbacks` must hold a CCPCallback beside a ProjectionLog: without "
                 "one there are no projections. Received: "
                 f"callbacks={[type(c).__name__ for c in callbacks]}"
             )
-        self._pool = pools[0]
+        self._callback = found[0]
 
     # ==== Events ====
 
     def on_train_begin(self, logs=None):
         self.lines = []
-        if self.model.reference_bank is None:
+        self._find_callback()
+        if not self.model.proxies_per_class:
             return
         self._data, self._rows = self._drawn()
         labels = self._data.labels[self._rows]
@@ -114,13 +107,13 @@ class ProjectionLog(keras.callbacks.Callback):
             (self.directory / FILE).unlink(missing_ok=True)
 
     def on_projection(self, best: BestWeights, is_last: bool) -> None:
-        """Measures and writes; see `ProblemEvents`.
+        """Measures and writes; see `CCPCallback`.
 
         Args:
             best: the best weights of the problem.
             is_last: bool, whether no problem follows.
         """
-        if self.model.reference_bank is None:
+        if not self.model.proxies_per_class:
             return
         with at_best(self.model, best):
             embeddings, proxies = self._embed(), self._proxies()
@@ -157,7 +150,7 @@ class ProjectionLog(keras.callbacks.Callback):
         """Data and the rows to embed, ascending."""
         if self._samples is not None:
             return self._samples, np.arange(len(self._samples))
-        data, size = self._pool.data, self._pool.pool_size
+        data, size = self._callback.pool, self._callback.pool_size
         rng = np.random.default_rng(0)
         rows, mask = draw_pool(data.labels, self.model.num_classes, size, rng)
         classes = rng.permutation(len(rows))[: max(1, self.max_samples // size)]

@@ -146,11 +146,7 @@ def reference_embeddings(model: CCPModel) -> np.ndarray:
         `(num_classes, proxies_per_class, dim)` normalised proxies, or embeddings of the
         reference samples.
     """
-    bank = model.reference_bank
-    if model.sample_bank is None:
-        return np.asarray(model.normalize(bank.proxies))
-    embeddings = model.predict(bank.rows(), verbose=0)
-    return embeddings.reshape(bank.num_classes, bank.samples_per_class, -1)
+    return model.proxy_embeddings()
 
 
 def _checked(embeddings, labels, proxies):

@@ -10,7 +10,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from keras_ccp.callback import BestWeights, at_best
+from keras_ccp.callback import BestWeights, CCPCallback, at_best
 from keras_ccp.checks import check_int
 from keras_ccp.monitor.projection_log import ProjectionLog
 from keras_ccp.pipeline import EvaluationData
@@ -61,16 +61,9 @@ class CCPTensorBoard(keras.callbacks.Callback):
         self._data: EvaluationData | None = None
         self._epoch = 0
 
-    def set_callbacks(self, callbacks: list[keras.callbacks.Callback]) -> None:
-        """Finds the validation images and the log; `CCPModel.fit` calls it.
-
-        Args:
-            callbacks: all callbacks of the `fit`.
-
-        Raises:
-            ValueError: if there is no `CCPCallback`.
-        """
-        tellers = [c for c in callbacks if hasattr(c, "tell_problem_end")]
+    def _find_callbacks(self):
+        callbacks = self.model.fit_callbacks
+        tellers = [c for c in callbacks if isinstance(c, CCPCallback)]
         if not tellers:
             raise ValueError(
                 "`callbacks` must hold a CCPCallback beside a CCPTensorBoard; without "
@@ -84,6 +77,7 @@ class CCPTensorBoard(keras.callbacks.Callback):
     # ==== Events ====
 
     def on_train_begin(self, logs=None):
+        self._find_callbacks()
         n = len(self._data)
         chosen = np.random.default_rng(0).permutation(n)[: self.max_images]
         self._rows = np.sort(chosen)
@@ -95,7 +89,7 @@ class CCPTensorBoard(keras.callbacks.Callback):
         self._epoch = epoch
 
     def on_projection(self, best: BestWeights, is_last: bool) -> None:
-        """Writes what the problem came to; see `ProblemEvents`.
+        """Writes what the problem came to; see `CCPCallback`.
 
         Args:
             best: the best weights of the problem.

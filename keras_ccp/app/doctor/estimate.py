@@ -58,9 +58,8 @@ def estimate(config: Config, splits: Splits, root: Path) -> list[Finding]:
 
 def _measure(config: Config, fold: Fold, model: CCPModel) -> Speed:
     """Takes training steps, embeds images and searches; the weights change."""
-    if model.sample_bank is not None:  # a run fills it with images of the pool
-        images = model.sample_bank.images
-        model.sample_bank.assign(np.ones(images.shape))
+    if model.samples is not None:  # a run fills it with images of the pool
+        model.samples.assign(np.ones(model.samples.shape))
     steps, embedding = _Clock(), _Clock()
     batches = training_batches(config, fold)
     model.fit(batches, steps_per_epoch=_MOST_STEPS + 1, verbose=0, callbacks=[steps])

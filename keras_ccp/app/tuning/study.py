@@ -92,7 +92,9 @@ def tune(
         _required("matplotlib", "plots")
     out = Path(out)
     check_folder("out", out)
-    strategy = make_strategy(config.distribution)
+    strategy = make_strategy(
+        config.distribution.strategy, config.distribution.devices
+    )
     training = load_splits(config.data, root).training
     check_classes(config, training)
     fold = fold_splits(config.data, training)[0]
