@@ -12,8 +12,7 @@ import tensorflow as tf
 
 from keras_ccp.datasets import Dataset
 from keras_ccp.datasets.verification import decoding_error
-from keras_ccp.pipeline import decode_image
-from keras_ccp.pipeline.exif import orientation
+from keras_ccp.pipeline import decode_image, orientation
 
 # One column more than rows: dHash compares neighbours in a row.
 THUMBNAIL = (8, 9)
