@@ -297,6 +297,8 @@ def test_no_damage_gives_another_error(file, container):
         tensor_pickle("0", shape=(2, 3), strides=(1,)),
         tensor_pickle("0", strides=(3, -1)),
         tensor_pickle("0", size=5),
+        tensor_pickle("0", size=0),
+        tensor_pickle("0", size=-1),
         tensor_pickle("1"),
         integer(1),
         b"N" + b"r\xff\xff\xff\xff",

@@ -413,6 +413,7 @@ BROKEN[2::3, 1] = np.nan
         (lambda: (IMAGES, np.eye(2, dtype=int)), ValueError, "`pool labels` must hold"),
         (lambda: (IMAGES, [0]), ValueError, "Received: 1 labels for 2 rows"),
         (lambda: (IMAGES[:0], []), ValueError, "`pool labels` must hold one label"),
+        (lambda: (np.array([None]), [0]), TypeError, "Received: x of dtype object"),
         (lambda: IMAGES, TypeError, "`pool` must be a `keras_ccp.datasets.Dataset`"),
         (lambda: (IMAGES, [0, 1], 1), TypeError, "a pair (x, y) of arrays"),
         (

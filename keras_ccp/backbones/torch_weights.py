@@ -41,7 +41,12 @@ class _Storage(NamedTuple):
     size: int
 
     def read(self, file: BinaryIO) -> bytes:
-        return file.read(self.size * self.dtype.itemsize)
+        length = self.size * self.dtype.itemsize
+        content = file.read(length)
+        # np.ndarray takes an empty buffer for none, and memory that is not set.
+        if not content or len(content) != length:
+            raise ValueError(f"it ends early, in storage {self.key}")
+        return content
 
 
 class _Reader(pickle._Unpickler):

@@ -229,6 +229,11 @@ def _arrays(data: Any, name: str) -> tuple[np.ndarray, np.ndarray]:
             "`Dataset(images, labels)` takes paths, encoded bytes and arrays"
         )
     images = np.asarray(data[0])
+    if images.ndim < 2 or images.dtype.kind not in "uif":
+        raise TypeError(
+            f"`{name}` must have images as one array of numbers. Received: x of dtype "
+            f"{images.dtype}, shape {images.shape}\nBring them to one size first"
+        )
     check_finite(name, images, "images")
     return images, as_labels(f"{name} labels", data[1], len(images))
 
