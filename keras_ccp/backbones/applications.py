@@ -27,8 +27,7 @@ def application(
         weights: `"imagenet"` (Keras downloads them), a file of weights that Keras
             wrote for that network without its classifier, or `None` for random
             weights. Defaults to `"imagenet"`.
-        frozen_statistics: Whether batch norm keeps to its moving statistics while
-            training, see `FrozenBatchNormalization`. Defaults to `False`.
+        frozen_statistics: As for `small_cnn`. Defaults to `False`.
 
     Returns:
         `keras.Model`, `(batch, height, width, 3)` uint8 RGB images -> `(batch,
@@ -36,12 +35,6 @@ def application(
 
     Raises:
         ValueError: If there is no such network, or the weights are not for it.
-
-    Example:
-        ```python
-        backbone = application("MobileNetV3Small", (96, 96, 3), weights=None)
-        embedder = keras_ccp.build_embedder(backbone, 64)
-        ```
     """
     build = getattr(keras.applications, name, None)
     if not inspect.isfunction(build):

@@ -50,8 +50,7 @@ def bn_inception(
             the same names. Defaults to `None`, random weights.
         mean: Blue, green and red that are subtracted, 0 to 255. Defaults to
             `(104, 117, 128)`, with which those weights were trained.
-        frozen_statistics: Whether batch norm keeps to its moving statistics while
-            training, see `FrozenBatchNormalization`. Defaults to `False`.
+        frozen_statistics: As for `small_cnn`. Defaults to `False`.
 
     Returns:
         `keras.Model`, `(batch, height, width, 3)` uint8 RGB images -> `(batch,
@@ -61,12 +60,6 @@ def bn_inception(
     Raises:
         ValueError: If the weights cannot be read or are those of another network.
         FileNotFoundError: If there is no file `weights`.
-
-    Example:
-        ```python
-        backbone = bn_inception((227, 227, 3), "bn_inception-52deb4733.pth")
-        embedder = keras_ccp.build_embedder(backbone, 512)
-        ```
     """
     if weights == "imagenet":
         raise ValueError(

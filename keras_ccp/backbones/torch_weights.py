@@ -90,12 +90,6 @@ def read_torch_weights(path: str | os.PathLike) -> dict[str, np.ndarray]:
         FileNotFoundError: If there is no such file.
         ValueError: If the file is not such a dictionary, is damaged, or refers to a
             function or class that is not needed for tensors; the message names it.
-
-    Example:
-        ```python
-        weights = read_torch_weights("bn_inception-52deb4733.pth")
-        print(weights["conv1_7x7_s2.weight"].shape)  # (64, 3, 7, 7)
-        ```
     """
     content = io.BytesIO(Path(path).read_bytes())
     try:

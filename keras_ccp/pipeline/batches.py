@@ -60,12 +60,6 @@ def balanced_batches(
 
     Raises:
         ValueError: If a number is not positive or there are fewer than P classes.
-
-    Example:
-        ```python
-        batches = keras_ccp.balanced_batches(keras_ccp.datasets.emoji(), 8, 4, seed=0)
-        images, labels = next(iter(batches))  # (32, 32, 32, 3), (32,)
-        ```
     """
     if seed is None:
         seed = int(np.random.default_rng().integers(2**31))
@@ -183,14 +177,10 @@ def balanced_indices(
         classes_per_batch: Number P of classes in a batch.
         samples_per_class: Number K of images of each of them.
         seed: Seed of the order, an int from 0.
-        drop_small_classes: Leave out the classes with fewer than K images. Defaults to
-            `False`.
+        drop_small_classes: As for `balanced_batches`. Defaults to `False`.
 
     Returns:
         Endless iterator of `(P * K,)` int64 indices into `labels`.
-
-    Raises:
-        ValueError: If a number is not positive or there are fewer than P classes.
     """
     check_int("classes_per_batch", classes_per_batch, minimum=1)
     check_int("samples_per_class", samples_per_class, minimum=1)

@@ -189,11 +189,6 @@ def embed(model: keras.Model, data: Any, progress: bool = False) -> np.ndarray:
 
     Raises:
         ValueError: If an image cannot be decoded; the message names it.
-
-    Example:
-        ```python
-        embeddings = embed(model, ["cat.jpg", "dog.jpg"])
-        ```
     """
     if isinstance(data, (tuple, Dataset)) or _is_labelled(data):
         data = EvaluationData(data)

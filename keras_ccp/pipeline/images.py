@@ -302,12 +302,10 @@ def _turn_upright(image: tf.Tensor, orientation: tf.Tensor) -> tf.Tensor:
 def mlrc_augmentation(size: int = 227, short_side: int = 256) -> Augmentation:
     """Makes the training crop and flip of the MLRC protocol for `balanced_batches`.
 
-    The protocol (Musgrave et al., A Metric Learning Reality Check, ECCV 2020) resizes
-    the short side to 256 pixels, crops a box of 16 % to 100 % of the area and aspect
-    ratio 3/4 to 4/3, resizes it to 227 x 227 and mirrors half of the images. Here the
-    box has the same distribution, but is cut out of the file's own pixels, decoded
-    with it, and resized once (bilinear): the same picture up to interpolation, sharper
-    where the file has more than `short_side` pixels.
+    A box of 16 % to 100 % of the area and aspect ratio 3/4 to 4/3, resized to 227 x 227
+    (bilinear), and half of the images mirrored (Musgrave et al., A Metric Learning
+    Reality Check, ECCV 2020). It is cut out of the file's own pixels, where the
+    protocol resizes the short side to 256 first.
 
     Args:
         size: Side of the result in pixels. Defaults to 227.
@@ -318,11 +316,6 @@ def mlrc_augmentation(size: int = 227, short_side: int = 256) -> Augmentation:
     Returns:
         A function of a scalar string, the bytes of an image file, and a `(2,)` int seed
         that returns a `(size, size, 3)` uint8 image. The same seed, the same result.
-
-    Example:
-        ```python
-        batches = balanced_batches(dataset, 8, 4, augment=mlrc_augmentation())
-        ```
     """
     return _random_resized_crop(size, short_side, min_area=0.16)
 
@@ -413,21 +406,16 @@ def small_image_augmentation(
     (bilinear), and its colours change by random factors.
 
     Args:
-        min_area: Smallest area of the box, as a share of the image; 1 and an aspect
-            ratio of 1 crop nothing. The area is uniform between it and 1. Defaults
-            to 0.4.
-        aspect_ratio: Largest ratio of the sides of the box, either way, relative to
-            those of the image. The logarithm of the ratio is uniform. Defaults to 4/3.
-        flip: Mirror half of the images left to right. Not for characters. Defaults to
-            `True`.
-        brightness: Multiply the image by a factor in 1 ± brightness. Defaults to 0.2.
-        contrast: Multiply the difference to the mean grey of the image by a factor
-            in 1 ± contrast. Defaults to 0.2.
-        saturation: Multiply the difference of each pixel to its grey by a factor in
-            1 ± saturation. Only for 3 channels. Defaults to 0.4.
-        tint: Multiply each channel by its own factor in 1 ± tint. Defaults to 0.2.
-        grayscale: Share of the images that lose their colours. Only for 3 channels.
-            Defaults to 0.
+        min_area: Smallest area of the box, as a share of the image. Defaults to 0.4.
+        aspect_ratio: Largest ratio of its sides to those of the image. Defaults to 4/3.
+        flip: Mirror half of the images; not for characters. Defaults to `True`.
+        brightness: Factor of the image, 1 ± brightness. Defaults to 0.2.
+        contrast: Factor of the difference to its mean grey, 1 ± contrast. Defaults to
+            0.2.
+        saturation: Factor of the difference of a pixel to its grey, 1 ± saturation,
+            with 3 channels. Defaults to 0.4.
+        tint: Factor of each channel, 1 ± tint. Defaults to 0.2.
+        grayscale: Share of the images that lose their colours. Defaults to 0.
         invert: Share of the images that become negatives. Defaults to 0.
 
     Returns:
