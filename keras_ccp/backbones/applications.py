@@ -1,6 +1,5 @@
 """The networks of `keras.applications` with their preprocessing inside."""
 
-import difflib
 import inspect
 import os
 from collections.abc import Callable
@@ -9,7 +8,6 @@ import keras
 import numpy as np
 
 from keras_ccp.backbones.batch_norm import freeze_batch_norm
-from keras_ccp.backbones.preprocessing import check_rgb, scale_pixels
 
 
 def application(
@@ -29,33 +27,27 @@ def application(
         weights: `"imagenet"` (Keras downloads them), a file of weights that Keras
             wrote for that network without its classifier, or `None` for random
             weights. Defaults to `"imagenet"`.
-        frozen_statistics: Whether batch norm keeps to its moving statistics while
-            training, see `FrozenBatchNormalization`. Defaults to `False`.
+        frozen_statistics: As for `small_cnn`. Defaults to `False`.
 
     Returns:
         `keras.Model`, `(batch, height, width, 3)` uint8 RGB images -> `(batch,
         rows, columns, channels)` feature map.
 
     Raises:
-        ValueError: If there is no such network, the shape is not that of RGB images,
-            or the weights are not for this network.
-        FileNotFoundError: If there is no file `weights`.
+        ValueError: If there is no such network, or the weights are not for it.
     """
-    build = _constructor(name)
-    check_rgb(input_shape)
-    if weights not in (None, "imagenet"):
-        weights = os.fspath(weights)
-        if not os.path.isfile(weights):
-            raise FileNotFoundError(
-                '`weights` must be "imagenet", None or an existing file. '
-                f"Received: weights={weights!r}"
-            )
+    build = getattr(keras.applications, name, None)
+    if not inspect.isfunction(build):
+        raise ValueError(
+            "`name` must be a network of keras.applications. "
+            f"Received: name={name!r}\nThey are spelled like ResNet50, MobileNetV3Small"
+        )
     inputs = keras.Input(input_shape, dtype="uint8")
     preprocess_input = inspect.getmodule(build).preprocess_input
     pixels = scale_pixels(inputs, *_pixel_map(preprocess_input))
     model = build(
         include_top=False,
-        weights=weights,
+        weights=None if weights is None else os.fspath(weights),
         input_tensor=pixels,
         input_shape=tuple(input_shape),
     )
@@ -64,19 +56,16 @@ def application(
     return freeze_batch_norm(model) if frozen_statistics else model
 
 
-def _constructor(name: str) -> Callable[..., keras.Model]:
-    names = [
-        member
-        for member, value in vars(keras.applications).items()
-        if inspect.isfunction(value)
-    ]
-    if name not in names:
-        near = difflib.get_close_matches(str(name), names, n=1, cutoff=0.0)
-        raise ValueError(
-            "`name` must be a network of keras.applications. "
-            f"Received: name={name!r}; did you mean {near[0]!r}?"
-        )
-    return getattr(keras.applications, name)
+def scale_pixels(
+    images: keras.KerasTensor,
+    scale: float | list[float],
+    offset: float | list[float],
+    reverse_channels: bool = False,
+) -> keras.KerasTensor:
+    """`pixels * scale + offset`, for each channel its own after RGB became BGR."""
+    if reverse_channels:
+        images = keras.ops.flip(images, axis=-1)
+    return keras.layers.Rescaling(scale, offset=offset, name="pixel_range")(images)
 
 
 def _pixel_map(preprocess_input: Callable) -> tuple[list[float], list[float], bool]:

@@ -4,9 +4,9 @@ import os
 
 import keras
 
+from keras_ccp.backbones.applications import scale_pixels
 from keras_ccp.backbones.batch_norm import freeze_batch_norm
-from keras_ccp.backbones.preprocessing import check_rgb, scale_pixels
-from keras_ccp.backbones.weights import load_torch_weights
+from keras_ccp.backbones.torch_weights import load_torch_weights
 
 _URL = "http://data.lip6.fr/cadene/pretrainedmodels/bn_inception-52deb4733.pth"
 
@@ -50,8 +50,7 @@ def bn_inception(
             the same names. Defaults to `None`, random weights.
         mean: Blue, green and red that are subtracted, 0 to 255. Defaults to
             `(104, 117, 128)`, with which those weights were trained.
-        frozen_statistics: Whether batch norm keeps to its moving statistics while
-            training, see `FrozenBatchNormalization`. Defaults to `False`.
+        frozen_statistics: As for `small_cnn`. Defaults to `False`.
 
     Returns:
         `keras.Model`, `(batch, height, width, 3)` uint8 RGB images -> `(batch,
@@ -59,15 +58,12 @@ def bn_inception(
         7 x 7.
 
     Raises:
-        ValueError: If the shape is not that of RGB images, or the weights cannot be
-            read or are those of another network.
+        ValueError: If the weights cannot be read or are those of another network.
         FileNotFoundError: If there is no file `weights`.
     """
-    check_rgb(input_shape)
     if weights == "imagenet":
         raise ValueError(
-            f"`weights` must be a file: download {_URL} and give its path. "
-            f"Received: weights={weights!r}"
+            f'`weights` must be a file. Received: "imagenet"\nDownload {_URL}'
         )
     inputs = keras.Input(input_shape, dtype="uint8")
     x = scale_pixels(inputs, 1.0, [-value for value in mean], reverse_channels=True)
@@ -80,7 +76,7 @@ def bn_inception(
         x = _inception(x, block)
     model = keras.Model(inputs, x, name="bn_inception")
     if weights is not None:
-        load_torch_weights(model, weights, torch_name=str)
+        load_torch_weights(model, weights)
     return freeze_batch_norm(model) if frozen_statistics else model
 
 

@@ -1,13 +1,14 @@
-"""Training and evaluation batches as tf.data."""
+"""Training and evaluation batches as tf.data, and embeddings."""
 
-from keras_ccp.pipeline.augmentation import small_image_augmentation
-from keras_ccp.pipeline.balanced import balanced_batches
-from keras_ccp.pipeline.balanced_indices import balanced_indices
-from keras_ccp.pipeline.decoding import decode_center_crop, decode_image
-from keras_ccp.pipeline.evaluation import EvaluationData
-from keras_ccp.pipeline.image_augmentation import (
+from keras_ccp.pipeline.batches import balanced_batches, balanced_indices
+from keras_ccp.pipeline.evaluation import EvaluationData, embed
+from keras_ccp.pipeline.images import (
     conventional_augmentation,
+    decode_center_crop,
+    decode_image,
     mlrc_augmentation,
+    orientation,
+    small_image_augmentation,
 )
 
 __all__ = [
@@ -17,6 +18,8 @@ __all__ = [
     "conventional_augmentation",
     "decode_center_crop",
     "decode_image",
+    "embed",
     "mlrc_augmentation",
+    "orientation",
     "small_image_augmentation",
 ]

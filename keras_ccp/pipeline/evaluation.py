@@ -1,96 +1,97 @@
-"""Finite labelled images for evaluation and for choosing proxies."""
+"""Finite labelled images for evaluation and for choosing proxies, and embeddings."""
 
+import contextlib
+import os
+import sys
 from collections.abc import Sequence
 from typing import Any
 
+import keras
 import numpy as np
 import tensorflow as tf
 
-from keras_ccp.checks import as_array, as_labels, check_finite, check_int
-from keras_ccp.datasets import Dataset, check_ids
-from keras_ccp.pipeline.balanced import gather
-from keras_ccp.pipeline.decoding import decode_center_crop
-from keras_ccp.pipeline.encoded_batches import decoder, encoded_batches, numbered
+from keras_ccp.checks import as_labels, check_finite
+from keras_ccp.datasets import Dataset, verify
+from keras_ccp.pipeline.batches import IN_ORDER, encoded_files, gather
+from keras_ccp.pipeline.images import decode_center_crop
 
 
 class EvaluationData:
     """Images in a fixed order, with labels in memory.
 
-    Arrays are not copied. Encoded images (paths or bytes) are read and decoded anew for
-    each `batches`, and never all held in memory. A tf.data.Dataset is read twice here,
-    for its labels and to see that they come in the same order again, and once more for
-    each `batches`.
+    Arrays are not copied. Encoded images (paths or bytes) are read and decoded again
+    for each `batches`, and never all held in memory. A tf.data.Dataset is read twice
+    here, for its labels and to see that they come in the same order again, and once
+    more for each `batches`.
 
     Args:
         data: A `Dataset`; a pair `(x, y)` of arrays, x `(n, ...)`, y `(n,)` or
             `(n, 1)` integers; or a finite, batched tf.data.Dataset of such pairs that
-            is not shuffled anew.
-        name: What the data are called in error messages.
+            is not shuffled each time it is read.
+        name: What the data are called in error messages. Defaults to `"data"`.
 
     Attributes:
         labels: `(n,)` int32 array.
+        image_shape: Shape of one image, None where it is unknown, or None without
+            known rank.
+        name: As given.
 
     Raises:
-        ValueError: If the data are empty, infinite, not batched, in another order the
-            second time, if images hold NaN or infinity, or if labels are negative, NaN,
-            floats or not one an image.
+        ValueError: If the data are empty, infinite, in another order the second time,
+            if images hold NaN or infinity, or if labels are negative or not one an
+            image.
         TypeError: If the data or labels are of another type.
+
+    Example:
+        ```python
+        data = EvaluationData(keras_ccp.datasets.emoji())
+        for images in data.batches(rows=[5, 2, 7], batch_size=2):
+            print(images.shape)  # (2, 32, 32, 3), then (1, 32, 32, 3)
+        ```
     """
 
     def __init__(self, data: Any, name: str = "data") -> None:
         self.name = name
-        self._stream: tf.data.Dataset | None = None
-        self._images: np.ndarray | None = None
-        self._encoded: Dataset | None = None
+        self._stream = self._encoded = self._images = None
         if isinstance(data, tf.data.Dataset):
-            self._stream = data
-            self.labels = _stream_labels(data, name)
-        elif isinstance(data, Dataset) and data.is_encoded:
-            self._encoded, self.labels = data, data.labels
-            # Traced once: for each `batches` it would take a good part of a second.
-            self._decode = decoder(
-                lambda encoded, number: decode_center_crop(
-                    encoded, data.size, data.short_side
-                )
-            )
-        elif isinstance(data, Dataset):
+            self._stream, self.labels = data, _stream_labels(data, name)
+            shape = data.element_spec[0].shape
+            self.image_shape = tuple(shape)[1:] if shape.rank else None
+            return
+        if isinstance(data, Dataset):
             self._images, self.labels = data.images, data.labels
         else:
             self._images, self.labels = _arrays(data, name)
+        self.image_shape = self._images.shape[1:]
+        if isinstance(data, Dataset) and data.is_encoded:
+            self._encoded, self.image_shape = data, (data.size, data.size, 3)
+            self._files, read = encoded_files(data.images)
+            # Traced once: for each `batches` it would take a good part of a second.
+            self._prepare = tf.function(
+                lambda file: decode_center_crop(read(file), data.size, data.short_side),
+                input_signature=[tf.TensorSpec((), tf.string)],
+                autograph=False,
+            )
 
     def __len__(self) -> int:
         return len(self.labels)
-
-    @property
-    def image_shape(self) -> tuple[int | None, ...] | None:
-        """Shape of one image, None where it is unknown, or None without known rank."""
-        if self._images is not None:
-            return self._images.shape[1:]
-        if self._encoded is not None:
-            return self._encoded.size, self._encoded.size, 3
-        shape = self._stream.element_spec[0].shape
-        return None if shape.rank is None else tuple(shape.as_list()[1:])
 
     @property
     def first_images(self) -> np.ndarray | None:
         """Images as they are given, a batch or more; None where they are encoded."""
         if self._stream is not None:
             return next(iter(self._stream.take(1)))[0].numpy()
-        return self._images
+        return self._images if self._encoded is None else None
 
     def shares_images(self, other: "EvaluationData") -> bool:
         """Whether an image in memory, or the whole stream, is also one of another's.
 
         Args:
-            other: other images.
+            other: Other images.
         """
-        if self._stream is not None:
+        if self._stream is not None or other._stream is not None:
             return self._stream is other._stream
-        images, others = (
-            data._images if data._encoded is None else data._encoded.images
-            for data in (self, other)
-        )
-        return others is not None and np.shares_memory(images, others)
+        return np.shares_memory(self._images, other._images)
 
     def batches(
         self,
@@ -100,47 +101,44 @@ class EvaluationData:
         """Returns the images in batches, the last of which may be smaller.
 
         Args:
-            rows: `(k,)` rows to return, in this order; None returns all. A
-                tf.data.Dataset is streamed once, so its rows must ascend.
-            batch_size: Images in a batch.
+            rows: `(k,)` rows to return, in this order. A tf.data.Dataset is streamed
+                once, so its rows must ascend. Defaults to `None`, all.
+            batch_size: Images in a batch. Defaults to 128.
 
         Returns:
             Finite tf.data.Dataset of `(batch, ...)` images. Encoded images are uint8,
             their short side resized to the `short_side` of the `Dataset` and the centre
-            cut out; one that cannot be read or decoded raises a
-            `tf.errors.InvalidArgumentError` that names it.
+            cut out.
 
         Raises:
-            ValueError: If a row does not exist, there are no rows, or rows of a
-                tf.data.Dataset do not ascend.
-            TypeError: If rows or `batch_size` are not ints.
+            ValueError: If rows of a tf.data.Dataset do not ascend.
         """
-        check_int("batch_size", batch_size, minimum=1)
-        if rows is not None:
-            rows = check_ids(rows, len(self), "rows")
-        return self._batches(rows, batch_size).with_options(_shared_by_rows())
-
-    def _batches(self, rows: np.ndarray | None, batch_size: int) -> tf.data.Dataset:
+        count = len(self) if rows is None else len(rows)
         if self._stream is not None:
-            return self._streamed_batches(rows, batch_size)
-        if self._encoded is not None:
-            return self._decoded_batches(rows, batch_size)
-        if rows is None:
-            indices = tf.data.Dataset.range(len(self))
+            images = self._streamed(rows).rebatch(batch_size)
         else:
-            indices = tf.data.Dataset.from_tensor_slices(rows)
-        images = self._images
-        return (
-            indices.batch(batch_size)
-            .map(lambda i: gather(images, i), num_parallel_calls=tf.data.AUTOTUNE)
-            .prefetch(tf.data.AUTOTUNE)
+            rows = tf.data.Dataset.from_tensor_slices(
+                np.arange(count) if rows is None else np.asarray(rows)
+            )
+            images = rows.batch(batch_size).map(self._load, **IN_ORDER)
+            if self._encoded is not None:
+                images = images.unbatch().map(self._prepare, **IN_ORDER)
+                images = images.batch(batch_size, **IN_ORDER)
+        # tf.data would pass on the number of batches before, and Keras believe it.
+        num_batches = tf.data.experimental.assert_cardinality(-(-count // batch_size))
+        options = tf.data.Options()
+        # Several workers share out each batch, not the files it comes from.
+        options.experimental_distribute.auto_shard_policy = (
+            tf.data.experimental.AutoShardPolicy.DATA
         )
+        images = images.apply(num_batches).prefetch(tf.data.AUTOTUNE)
+        return images.with_options(options)
 
     def labelled_batches(self, batch_size: int = 128) -> tf.data.Dataset:
         """Returns the images with their labels, in order.
 
         Args:
-            batch_size: Images in a batch.
+            batch_size: Images in a batch. Defaults to 128.
 
         Returns:
             Finite tf.data.Dataset of `(batch, ...)` images and `(batch,)` labels.
@@ -148,129 +146,117 @@ class EvaluationData:
         labels = tf.data.Dataset.from_tensor_slices(self.labels).batch(batch_size)
         return tf.data.Dataset.zip(self.batches(batch_size=batch_size), labels)
 
-    def _decoded_batches(
-        self, rows: np.ndarray | None, batch_size: int
-    ) -> tf.data.Dataset:
-        rows = np.arange(len(self)) if rows is None else rows
-        images = encoded_batches(
-            numbered(tf.data.Dataset.from_tensor_slices(rows).batch(batch_size)),
-            self._encoded.images,
-            self._decode,
-            lambda images, _: images,
-            batch_size,
-        )
-        num_batches = tf.data.experimental.assert_cardinality(
-            -(-len(rows) // batch_size)
-        )
-        return images.apply(num_batches).prefetch(tf.data.AUTOTUNE)
+    @tf.autograph.experimental.do_not_convert
+    def _load(self, rows: tf.Tensor) -> tf.Tensor:
+        return gather(self._images if self._encoded is None else self._files, rows)
 
-    def _streamed_batches(
-        self, rows: np.ndarray | None, batch_size: int
-    ) -> tf.data.Dataset:
+    def _streamed(self, rows: np.ndarray | None) -> tf.data.Dataset:
+        """The images of some rows, in batches as they fall, none of them empty."""
         if rows is None:
-            images = self._stream.map(lambda x, _: x)
-        else:
-            if (np.diff(rows) <= 0).any():
-                raise ValueError(
-                    f"`rows` must ascend where `{self.name}` is a tf.data.Dataset; "
-                    "sort them, or pass arrays. "
-                    f"Received: rows={rows[:10].tolist()}"
-                )
-            images = _select_rows(self._stream, rows, len(self))
-        count = len(self) if rows is None else len(rows)
-        # tf.data would pass on the number of batches before, and Keras believe it.
-        num_batches = tf.data.experimental.assert_cardinality(-(-count // batch_size))
-        return images.rebatch(batch_size).apply(num_batches).prefetch(tf.data.AUTOTUNE)
+            return self._stream.map(lambda images, _: images)
+        if (np.diff(rows) <= 0).any():
+            raise ValueError(
+                f"`rows` must ascend where `{self.name}` is a tf.data.Dataset. "
+                f"Received: rows={list(rows[:10])}\nSort them, or pass arrays"
+            )
+        keep = np.zeros(len(self), bool)
+        keep[rows] = True
+
+        def take(
+            start: tf.Tensor, batch: tuple[tf.Tensor, tf.Tensor]
+        ) -> tuple[tf.Tensor, tf.Tensor]:
+            images, _ = batch
+            stop = start + tf.shape(images, tf.int64)[0]
+            return stop, tf.boolean_mask(images, tf.constant(keep)[start:stop])
+
+        selected = self._stream.scan(tf.constant(0, tf.int64), take)
+        return selected.filter(lambda images: tf.shape(images)[0] > 0)
 
 
-def _shared_by_rows() -> tf.data.Options:
-    """Several workers share out each batch, not the files it comes from."""
-    options = tf.data.Options()
-    options.experimental_distribute.auto_shard_policy = (
-        tf.data.experimental.AutoShardPolicy.DATA
-    )
-    return options
+def embed(model: keras.Model, data: Any, progress: bool = False) -> np.ndarray:
+    """Embeds images, as inference does: with `training=False`.
+
+    Args:
+        model: Images -> `(batch, dim)` embeddings.
+        data: `EvaluationData` or what it takes, a pair `(x, y)` as a tuple; images
+            without labels: an array, a list of paths or of encoded bytes (prepared for
+            evaluation at the size of the model's input), or a tf.data.Dataset of
+            batches.
+        progress: Show a bar on the standard error stream. Defaults to `False`.
+
+    Returns:
+        `(n, dim)` float32 embeddings, in the order of the data.
+
+    Raises:
+        ValueError: If an image cannot be decoded; the message names it.
+    """
+    if isinstance(data, (tuple, Dataset)) or _is_labelled(data):
+        data = EvaluationData(data)
+    elif not isinstance(data, (EvaluationData, tf.data.Dataset)):
+        data = _without_labels(model, data)
+    batches = data.batches() if isinstance(data, EvaluationData) else data
+    try:
+        with contextlib.redirect_stdout(sys.stderr):  # standard output is for results
+            embeddings = model.predict(batches, verbose=int(progress))
+    except tf.errors.InvalidArgumentError:
+        if isinstance(data, EvaluationData) and data._encoded is not None:
+            verify(data._encoded)
+        raise
+    return np.asarray(embeddings, np.float32)
 
 
-def _select_rows(stream: tf.data.Dataset, rows: np.ndarray, n: int) -> tf.data.Dataset:
-    """The images of some rows, in batches as they fall, none of them empty."""
-    keep = np.zeros(n, bool)
-    keep[rows] = True
+def _is_labelled(data: Any) -> bool:
+    return isinstance(data, tf.data.Dataset) and isinstance(data.element_spec, tuple)
 
-    def take(
-        start: tf.Tensor, batch: tuple[tf.Tensor, tf.Tensor]
-    ) -> tuple[tf.Tensor, tf.Tensor]:
-        images, _ = batch
-        stop = start + tf.shape(images, tf.int64)[0]
-        return stop, tf.boolean_mask(images, tf.constant(keep)[start:stop])
 
-    selected = stream.scan(tf.constant(0, tf.int64), take)
-    return selected.filter(lambda images: tf.shape(images)[0] > 0)
+def _without_labels(model: keras.Model, images: Any) -> EvaluationData:
+    labels = np.zeros(len(images), np.int32)
+    if not isinstance(images[0], (str, bytes, os.PathLike)):
+        return EvaluationData((images, labels))
+    return EvaluationData(Dataset(images, labels).with_size(model.input_shape[1]))
 
 
 def _arrays(data: Any, name: str) -> tuple[np.ndarray, np.ndarray]:
     if not isinstance(data, (tuple, list)) or len(data) != 2:
         raise TypeError(
-            f"`{name}` must be a `keras_ccp.datasets.Dataset`, a pair (x, y) of "
-            "arrays or a batched tf.data.Dataset of (x, y). "
-            f"Received: {name} of type {type(data)}"
+            f"`{name}` must be a `keras_ccp.datasets.Dataset`, a pair (x, y) of arrays "
+            f"or a batched tf.data.Dataset of (x, y). Received: {type(data)}\n"
+            "`Dataset(images, labels)` takes paths, encoded bytes and arrays"
         )
-    images = as_array(name, data[0])
+    images = np.asarray(data[0])
     if images.ndim < 2 or images.dtype.kind not in "uif":
         raise TypeError(
-            f"`{name}` must have images of one size as one array of numbers. "
-            f"Received: x of dtype {images.dtype} and shape {images.shape}"
+            f"`{name}` must have images as one array of numbers. Received: x of dtype "
+            f"{images.dtype}, shape {images.shape}\nBring them to one size first"
         )
-    if not len(images):
-        raise ValueError(f"`{name}` must not be empty. Received: 0 images")
     check_finite(name, images, "images")
-    labels = as_labels(f"{name} labels", data[1])
-    if len(images) != len(labels):
-        raise ValueError(
-            f"`{name}` must have one label an image. "
-            f"Received: {len(images)} images and {len(labels)} labels"
-        )
-    return images, labels
+    return images, as_labels(f"{name} labels", data[1], len(images))
 
 
 def _stream_labels(stream: tf.data.Dataset, name: str) -> np.ndarray:
     if stream.cardinality() == tf.data.INFINITE_CARDINALITY:
         raise ValueError(
-            f"`{name}` must be finite; remove `.repeat()` or add `.take(...)`. "
-            f"Received: an infinite tf.data.Dataset"
+            f"`{name}` must be finite. Received: an infinite tf.data.Dataset\n"
+            "Remove `.repeat()` or add `.take(...)`"
         )
-    spec = stream.element_spec
-    if not isinstance(spec, tuple) or not (
-        len(spec) == 2 and all(isinstance(part, tf.TensorSpec) for part in spec)
-    ):
+    if not isinstance(stream.element_spec, tuple) or len(stream.element_spec) != 2:
         raise TypeError(
             f"`{name}` must be a tf.data.Dataset of pairs (x, y) of tensors. "
-            f"Received: elements {spec}"
+            f"Received: elements {stream.element_spec}\nMap it to (images, labels)"
         )
-    labels = as_labels(f"{name} labels", _read_labels(stream, name))
-    if not np.array_equal(labels, _read_labels(stream, name)):
+
+    def read() -> np.ndarray:
+        parts = []
+        for images, labels in stream:
+            check_finite(name, images.numpy(), "images of a batch")
+            parts.append(labels.numpy())
+        return np.concatenate(parts) if parts else np.empty(0, np.int32)
+
+    labels = as_labels(f"{name} labels", read())
+    if not np.array_equal(labels, as_labels(f"{name} labels", read())):
         raise ValueError(
-            f"`{name}` must give its images in the same order each time; remove "
-            "`.shuffle(...)` or pass it `reshuffle_each_iteration=False`. "
-            f"Received: {len(labels)} labels that were not the same when read again"
+            f"`{name}` must give its images in the same order each time. Received: "
+            f"{len(labels)} labels that were not the same when read again\nRemove "
+            "`.shuffle(...)` or pass it `reshuffle_each_iteration=False`"
         )
     return labels
-
-
-def _read_labels(stream: tf.data.Dataset, name: str) -> np.ndarray:
-    """Labels (n,) of one pass, of the type they have."""
-    parts = []
-    for images, labels in stream:
-        if labels.shape.rank == 2 and labels.shape[1] == 1:
-            labels = labels[:, 0]
-        if labels.shape.rank != 1 or images.shape[:1] != labels.shape:
-            raise ValueError(
-                f"`{name}` must give batches of images with one label each; call "
-                "`.batch(...)` on it if it is not batched. Received: an element of "
-                f"shapes {images.shape} and {labels.shape}"
-            )
-        check_finite(name, images.numpy(), "images of a batch")
-        parts.append(labels.numpy())
-    if not parts:
-        raise ValueError(f"`{name}` must not be empty. Received: no batch")
-    return np.concatenate(parts)

@@ -10,8 +10,7 @@ import tensorflow as tf
 from keras_ccp.app.doctor.findings import Finding, error, note, warning
 from keras_ccp.app.images import look_at, read_file, relative
 from keras_ccp.datasets import Dataset
-from keras_ccp.pipeline import decode_image
-from keras_ccp.pipeline.exif import orientation
+from keras_ccp.pipeline import decode_image, orientation
 
 # One column more than rows: dHash compares neighbours in a row.
 _THUMBNAIL = (8, 9)

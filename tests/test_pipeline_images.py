@@ -12,9 +12,8 @@ import PIL.ImageOps
 import pytest
 import tensorflow as tf
 
-from keras_ccp.pipeline import decode_center_crop, decode_image
-from keras_ccp.pipeline.decoding import decode_crop
-from keras_ccp.pipeline.exif import exif_orientation
+from keras_ccp.pipeline import decode_center_crop, decode_image, orientation
+from keras_ccp.pipeline.images import decode_crop
 
 # Largest difference of libjpeg's fast transform to its accurate one in these pictures.
 FAST_DCT = 8
@@ -96,45 +95,66 @@ def test_16_bit_png_keeps_the_upper_byte(shape):
         assert distance(decode_image(encoded), rgb >> 8) == 0
 
 
-@pytest.mark.parametrize("mode", ["RGBA", "LA", "PA"])
-def test_transparent_pixels_lie_on_white(mode):
+def transparent(mode, kind):
     image = picture(channels=4)
+    options = {"lossless": True} if kind == "WEBP" else {}
     if mode == "PA":
         image = image.quantize(32, method=PIL.Image.Quantize.FASTOCTREE)
     elif mode == "LA":
         image = image.convert("LA")
-    encoded = encode(image, "PNG")
+    elif mode == "tRNS":
+        image = PIL.Image.new("RGB", (6, 5), "blue")
+        image.putpixel((2, 3), (255, 0, 0))
+        options = {"transparency": (255, 0, 0)}
+    elif mode == "grey tRNS":
+        image = PIL.Image.new("L", (6, 5), 7)
+        image.putpixel((2, 3), 9)
+        options = {"transparency": 9}
+    return encode(image, kind, **options)
+
+
+def is_portable_too(mode, kind):
+    return kind == "PNG" and "tRNS" not in mode
+
+
+@pytest.mark.parametrize(
+    ("mode", "kind"),
+    [(mode, "PNG") for mode in ("RGBA", "LA", "PA", "tRNS", "grey tRNS")]
+    + [("RGBA", "WEBP")],
+)
+def test_transparent_pixels_lie_on_white(mode, kind):
+    encoded = transparent(mode, kind)
     rgba = PIL.Image.open(io.BytesIO(encoded)).convert("RGBA")
     assert np.asarray(rgba)[..., 3].min() < 200
     white = PIL.Image.new("RGBA", rgba.size, "white")
     expected = PIL.Image.alpha_composite(white, rgba).convert("RGB")
     assert distance(decode_image(encoded), np.asarray(expected)) <= 1
+    if is_portable_too(mode, kind):
+        assert distance(decode_image(encoded, portable=True), np.asarray(expected)) <= 1
+
+
+@pytest.mark.parametrize("kind", sorted(set(SAME) - {"palette bmp"}))
+def test_portable_decoding_gives_the_same(kind):
+    encoded = SAME[kind]()
+    assert distance(decode_image(encoded, portable=True), reference(encoded)) == 0
 
 
 # ==== EXIF ====
 
 
-@pytest.mark.parametrize("kind", ["JPEG", "PNG"])
-@pytest.mark.parametrize("orientation", range(1, 9))
-def test_every_orientation_comes_out_upright(kind, orientation):
-    encoded = encode(picture(), kind, exif=exif(orientation))
-    assert exif_orientation(encoded) == orientation
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP"])
+@pytest.mark.parametrize("turn", range(1, 9))
+def test_every_orientation_comes_out_upright(kind, turn):
+    options = {"lossless": True} if kind == "WEBP" else {}
+    encoded = encode(picture(), kind, exif=exif(turn), **options)
+    assert orientation(encoded) == (turn if kind == "JPEG" else 1)
     upright = PIL.ImageOps.exif_transpose(PIL.Image.open(io.BytesIO(encoded)))
     upright = np.asarray(upright)
     assert distance(decode_image(encoded), upright) == 0
 
-    # The same box as if the upright image had been decoded and cut.
-    top, left, height, width = 5, 11, 23, 17
-    seen = []
-
-    def choose_box(shape):
-        seen.append(shape.numpy().tolist())
-        return tf.constant([top, left, height, width])
-
-    crop = decode_crop(tf.constant(encoded), choose_box, short_side=48)
-    assert seen == [list(upright.shape[:2])]
-    expected = upright[top : top + height, left : left + width]
-    assert distance(crop, expected) <= (FAST_DCT if kind == "JPEG" else 0)
+    # The boxes of a turned JPEG lie in the image as it is stored: whole, they agree.
+    crop = decode_crop(tf.constant(encoded), lambda shape: [0, 0, *shape], 48)
+    assert distance(crop, upright) <= (FAST_DCT if kind == "JPEG" else 0)
 
 
 def jpeg_with(segment):
@@ -172,7 +192,7 @@ ENTRY = {
     ],
 )
 def test_exif_orientation(encoded, expected):
-    assert exif_orientation(encoded) == expected
+    assert orientation(encoded) == expected
 
 
 # ==== Crops ====
@@ -237,7 +257,6 @@ def test_evaluation_resize_is_that_of_torchvision(height, width):
         encode(picture(), "PNG")[:-200],
         encode(picture(), "BMP")[:-200],
         encode(picture().quantize(8), "BMP")[:60],
-        encode(picture().convert("1"), "BMP"),
         b"",
         b"\xff\xd8\xff",
         b"no image",
