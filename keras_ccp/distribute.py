@@ -10,8 +10,6 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from keras_ccp.app.config_sections import DistributionConfig
-
 
 def sum_over_replicas(tensor: tf.Tensor) -> tf.Tensor:
     """Sums a count over the replicas of the running step.
@@ -111,14 +109,15 @@ def local_share(batch: Any, strategy: tf.distribute.Strategy) -> Any:
     )
 
 
-def make_strategy(config: DistributionConfig) -> tf.distribute.Strategy:
+def make_strategy(strategy: str, devices: int | None = None) -> tf.distribute.Strategy:
     """Makes what shares each batch out over devices.
 
     To be called before TensorFlow has begun to compute: it then takes up the devices
     as they are.
 
     Args:
-        config: section `distribution` of a configuration.
+        strategy: `"none"`, `"mirrored"` or `"multi_worker"`.
+        devices: number of each machine's, `None` for all GPUs.
 
     Returns:
         A `tf.distribute.Strategy`, the default one for one device.
@@ -128,10 +127,10 @@ def make_strategy(config: DistributionConfig) -> tf.distribute.Strategy:
             wanted and nothing says where they are.
         RuntimeError: if devices have to be made and TensorFlow has begun already.
     """
-    if config.strategy == "mirrored":
-        return _mirrored(config.devices)
-    if config.strategy == "multi_worker":
-        return _multi_worker(config.devices)
+    if strategy == "mirrored":
+        return _mirrored(devices)
+    if strategy == "multi_worker":
+        return _multi_worker(devices)
     return tf.distribute.get_strategy()
 
 

@@ -106,14 +106,21 @@ def time_note(config: Config, splits: Splits, speed: Speed) -> Finding:
         splits: its images.
         speed: what was measured.
     """
-    training, proxies = config.training, config.proxies
+    training, callback = config.training, config.callback
     folds = fold_splits(config.data, splits.training)
     most = training.max_evaluations
-    least = min(most, training.stop_patience + 1)
+    least = min(most, callback.stop_patience + 1)
     bounds = []
-    for count, switches in ((least, 0), (most, most // proxies.patience)):
-        pools = (bool(proxies.per_class) + switches * proxies.switching) * sum(
-            np.minimum(fold.class_sizes, proxies.pool_size).sum() for fold, _ in folds
+    for count, switches in ((least, 0), (most, most // callback.patience)):
+        if callback.max_projections is not None:
+            switches = min(switches, callback.max_projections)
+        pools = (
+            bool(config.model.proxies_per_class)
+            * (1 + switches)
+            * sum(
+                np.minimum(fold.class_sizes, callback.pool_size).sum()
+                for fold, _ in folds
+            )
         )
         steps = len(folds) * count * training.steps_per_evaluation
         searches = [len(validation) for _, validation in folds]
@@ -132,7 +139,7 @@ def time_note(config: Config, splits: Splits, speed: Speed) -> Finding:
         f"{1000 * speed.step:.0f} ms a step, {1 / speed.image:,.0f} images a second "
         "embedded; what is compiled once is not counted",
         "where that is too long: fewer `training.max_evaluations` or a smaller "
-        "`training.stop_patience`, smaller images by `data.size`, or a GPU",
+        "`callback.stop_patience`, smaller images by `data.size`, or a GPU",
     )
 
 

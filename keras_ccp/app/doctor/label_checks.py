@@ -232,7 +232,7 @@ def small_for_proxies(config: Config, training: Dataset) -> Iterator[Finding]:
         config: the experiment.
         training: images of the training classes.
     """
-    per_class, pool_size = config.proxies.per_class, config.proxies.pool_size
+    per_class, pool_size = config.model.proxies_per_class, config.callback.pool_size
     if not per_class:
         return
     names = _of_size(training, 2, per_class - 1)
@@ -242,9 +242,9 @@ def small_for_proxies(config: Config, training: Dataset) -> Iterator[Finding]:
             "warning",
             "class sizes",
             f"training classes have fewer images than the {per_class} proxies of "
-            "`proxies.per_class`, which are chosen among them: proxies repeat",
+            "`model.proxies_per_class`, which are chosen among them: proxies repeat",
             "add images to these classes or leave them out, or lower "
-            f"`proxies.per_class` to {least}",
+            f"`model.proxies_per_class` to {least}",
             names,
         )
     names = _of_size(training, max(per_class, 2), pool_size - 1)
@@ -253,8 +253,8 @@ def small_for_proxies(config: Config, training: Dataset) -> Iterator[Finding]:
             "note",
             "class sizes",
             f"training classes have fewer images than the {pool_size} that "
-            "`proxies.pool_size` draws: all of their images are candidates",
-            "nothing is to be done; `proxies.pool_size` may be lowered",
+            "`callback.pool_size` draws: all of their images are candidates",
+            "nothing is to be done; `callback.pool_size` may be lowered",
             names,
         )
 

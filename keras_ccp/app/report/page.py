@@ -10,10 +10,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from keras_ccp import retrieval
-from keras_ccp.app.config import Config, dump_config
-from keras_ccp.app.evaluation import join_embedders
+from keras_ccp.app.config import Config, dump_config, published_row
 from keras_ccp.app.html_page import render, thumbnail
-from keras_ccp.app.published import published_row
 from keras_ccp.app.report.distances import distance_histogram
 from keras_ccp.app.report.figures import (
     MEASURES,
@@ -30,7 +28,13 @@ from keras_ccp.app.report.scores import (
     confusions,
     most_confused_with,
 )
-from keras_ccp.app.run import METRICS_FILE, evaluate_run, load_run_config, unfinished
+from keras_ccp.app.run import (
+    METRICS_FILE,
+    evaluate_run,
+    join_embedders,
+    load_run_config,
+    unfinished,
+)
 from keras_ccp.app.search.results import write_file
 from keras_ccp.app.splits import Splits, load_splits
 from keras_ccp.pipeline import EvaluationData
@@ -122,8 +126,8 @@ def _data_name(config: Config) -> str:
 
 
 def _versions(run: Path) -> dict[str, str]:
-    path = run / "versions.json"
-    return json.loads(path.read_text("utf-8")) if path.exists() else {}
+    path = run / "run.json"
+    return json.loads(path.read_text("utf-8"))["versions"] if path.exists() else {}
 
 
 def _training(histories: list[History]) -> list[dict[str, Any]]:
