@@ -61,13 +61,11 @@ def measure(devices: int, arguments: argparse.Namespace) -> dict:
     import keras
     import tensorflow as tf
 
-    from keras_ccp.app.config import DistributionConfig
     from keras_ccp.distribute import make_strategy
 
     keras.config.set_dtype_policy(arguments.policy)
     kind = "mirrored" if devices > 1 else "none"
-    config = DistributionConfig(strategy=kind, devices=devices if devices > 1 else None)
-    strategy = make_strategy(config)
+    strategy = make_strategy(kind, devices if devices > 1 else None)
     calls = {
         "pairwise": make_step(strategy, 0, arguments),
         "ccp": make_step(strategy, arguments.proxies, arguments),

@@ -34,7 +34,8 @@ def config(**sections):
             "frozen_statistics": False,
         },
         "loss": {"name": "contrastive"},
-        "proxies": {"per_class": 2, "pool_size": 4},
+        "model": {"proxies_per_class": 2},
+        "callback": {"pool_size": 4, "max_projections": 0},
         "training": {"batch_size": 6, "samples_per_class": 2},
     }
     for name, section in sections.items():
@@ -141,11 +142,11 @@ def small_class(root):
     for number in (2, 3):
         file(root, 1, number).unlink()
     sections = {"batch_size": 12, "samples_per_class": 4}
-    return config(training=sections, proxies={"pool_size": 2})
+    return config(training=sections, callback={"pool_size": 2})
 
 
 def many_proxies(root):
-    return config(proxies={"per_class": 6, "pool_size": 12})
+    return config(model={"proxies_per_class": 6}, callback={"pool_size": 12})
 
 
 def training_singleton(root):
@@ -244,7 +245,7 @@ FAULTS = {
     many_proxies: (
         "warning",
         "class sizes",
-        "or lower `proxies.per_class` to 4",
+        "or lower `model.proxies_per_class` to 4",
         [f"'thing{label:02d}': 4 images" for label in range(12)],
     ),
     training_singleton: (
@@ -564,12 +565,13 @@ def test_float_images_are_as_the_same_in_bytes(scale, offset):
 def test_time_by_hand(root):
     # 2 models on 6 classes of 4, that validate on 24 images; a test of 48 images.
     chosen = config(
-        training={
-            "steps_per_evaluation": 10,
-            "max_evaluations": 100,
+        training={"steps_per_evaluation": 10, "max_evaluations": 100},
+        callback={
             "stop_patience": 19,
+            "max_projections": None,
+            "patience": 5,
+            "pool_size": 3,
         },
-        proxies={"switching": True, "patience": 5, "pool_size": 3},
     )
     splits = load_splits(chosen.data, root)
     note = time_note(chosen, splits, Speed(step=2.0, image=0.1, pair=0.001))

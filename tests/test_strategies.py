@@ -12,13 +12,13 @@ import yaml
 
 from keras_ccp import CCPModel
 from keras_ccp import distribute as strategies
-from keras_ccp.app.config import DistributionConfig, check_config, on_devices
+from keras_ccp.app.config import DistributionConfig
 from keras_ccp.distribute import is_chief, make_strategy, synchronize_batch_norm
 from keras_ccp.pipeline import EvaluationData
 
 
 def strategy_of(kind="mirrored", devices=None):
-    return make_strategy(DistributionConfig(strategy=kind, devices=devices))
+    return make_strategy(kind, devices)
 
 
 @keras.saving.register_keras_serializable("tests")
@@ -113,28 +113,6 @@ def test_batch_norm_sees_the_whole_batch():
 
 
 # ==== Strategies ====
-
-
-def test_devices_of_a_config():
-    values = {
-        "method": "C2",
-        "data": {"name": "emoji"},
-        "loss": {"name": "contrastive"},
-    }
-    config = check_config(values)
-    assert config.distribution == DistributionConfig(strategy="none", devices=None)
-    expected = DistributionConfig(strategy="mirrored", devices=2)
-    assert on_devices(config, 2).distribution == expected
-    workers = check_config({**values, "distribution": {"strategy": "multi_worker"}})
-    expected = DistributionConfig(strategy="multi_worker", devices=2)
-    assert on_devices(workers, 2).distribution == expected
-    for section, message in (
-        ({"devices": 2}, "`devices` must be null with strategy"),
-        ({"strategy": "mirrored", "devices": 0}, "greater than or equal to 1"),
-        ({"strategy": "miror"}, "did you mean `mirrored`"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            check_config({**values, "distribution": section})
 
 
 def test_strategies_of_the_config():

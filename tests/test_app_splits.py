@@ -33,7 +33,7 @@ def test_too_few_classes_for_a_batch():
     message = (
         "`training.batch_size` 32 with `training.samples_per_class` 4 takes images of "
         "8 classes, but model 1 of `data.split: mlrc` trains on 7 of the 9 training "
-        "classes: lower `training.batch_size` to 28"
+        "classes\nLower `training.batch_size` to 28"
     )
     with pytest.raises(ValueError, match=message):
         check_classes(config(), dataset(9))
