@@ -74,7 +74,7 @@ def train_run(
     with contextlib.ExitStack() as stack:
         if distribute.is_chief(strategy):
             stack.enter_context(claimed(out))
-            _check_same(out, config, resume)
+            _refuse_another(out, config, resume)
         splits = load_splits(config.data, root)
         check_classes(config, splits.training)
         if distribute.is_chief(strategy) and not (out / CONFIG_FILE).exists():
@@ -108,14 +108,11 @@ def claimed(out: Path) -> Iterator[None]:
                 out.rmdir()
 
 
-def _check_same(out: Path, config: Config, resume: bool) -> None:
+def _refuse_another(out: Path, config: Config, resume: bool) -> None:
     if not (out / CONFIG_FILE).exists():
         return
     if not resume:
-        raise FileExistsError(
-            f"`out` must be a new folder. Received: {out}, which holds a run\n"
-            "Go on with it by --resume"
-        )
+        raise FileExistsError(f"{out} holds a run\nGo on with it by --resume")
     if changed := changed_values(load_run_config(out), config, "in the run"):
         raise ValueError(
             f"`config` must be that of the run in {out}. Received: {changed}\n"
@@ -196,7 +193,7 @@ def load_run_config(run: str | os.PathLike) -> Config:
     if not path.exists():
         raise FileNotFoundError(
             f"There is no run in {run}: it has no {CONFIG_FILE}\n"
-            "Make one by `keras-ccp train DATASET METHOD --data ROOT --out RUN`"
+            "`keras-ccp train` makes one"
         )
     return load_config(path)
 
@@ -223,9 +220,7 @@ def _finished(run: Path) -> list[list[Path]]:
     ]
     repetitions = [folds for folds in repetitions if folds]
     if not repetitions:
-        raise FileNotFoundError(
-            f"No model of {run} is finished\nGo on with `keras-ccp train ... --resume`"
-        )
+        raise FileNotFoundError(f"No model of {run} is finished\nGo on by --resume")
     return repetitions
 
 

@@ -4,8 +4,6 @@ import dataclasses
 import os
 from pathlib import Path
 
-import numpy as np
-
 from keras_ccp import datasets
 from keras_ccp.app.config import Config, DataConfig
 from keras_ccp.datasets import Dataset
@@ -29,11 +27,17 @@ def load_splits(data: DataConfig, root: str | os.PathLike) -> Splits:
         # Not its own type: that of bytes which are not text takes other arguments.
         kind = ValueError if isinstance(error, ValueError) else FileNotFoundError
         raise kind(
-            f"`data.name: {data.name}` cannot be loaded from {root.absolute()}; if the "
-            f"data are elsewhere, say where by `--data ROOT`. {error}"
+            f"`data.name: {data.name}` cannot be loaded from {root.absolute()}. {error}"
+            "\nIf the data are elsewhere, say where by `--data ROOT`"
         ) from error
     if isinstance(parts, Dataset):
-        _check_train_classes(data.train_classes, parts.num_classes)
+        share, count = data.train_classes, parts.num_classes
+        num_training = share if isinstance(share, int) else round(share * count)
+        if not 0 < num_training < count:
+            raise ValueError(
+                "`data.train_classes` must leave classes to train and others to test. "
+                f"Received: {share} of the {count} classes of the data"
+            )
         parts = parts.split_classes(data.train_classes, data.split_seed)
     return Splits(*(_prepare(part, data) for part in parts))
 
@@ -74,16 +78,6 @@ def fold_splits(data: DataConfig, training: Dataset) -> list[tuple[Dataset, Data
     ]
 
 
-def _check_train_classes(share: float, count: int) -> None:
-    num_training = share if isinstance(share, int) else round(share * count)
-    if not 0 < num_training < count:
-        raise ValueError(
-            "`data.train_classes` must leave classes to train and others to test. "
-            f"Received: {share} of the {count} classes of the data\n"
-            f"Give a number from 1 to {count - 1}, or add classes"
-        )
-
-
 def check_classes(config: Config, training: Dataset) -> None:
     """Refuses training classes that are too few for the folds or for a batch."""
     split, count = config.data.split, training.num_classes
@@ -91,25 +85,19 @@ def check_classes(config: Config, training: Dataset) -> None:
     if count < least:
         raise ValueError(
             f"`data.split: {split}` needs at least {least} training classes. Received: "
-            f"{count}\nGive more, or change `data.folds`, `data.train_classes` or "
-            "`data.split`"
+            f"{count}\nGive more, or change `data.folds` or `data.train_classes`"
         )
-    batch_size = config.training.batch_size
-    per_class = config.training.samples_per_class
-    folds = fold_splits(config.data, training)
-    for number, (fold, validation) in enumerate(folds, 1):
-        if fold.num_classes * per_class < batch_size:
+    size, per_class = config.training.batch_size, config.training.samples_per_class
+    for number, (fold, validation) in enumerate(fold_splits(config.data, training), 1):
+        model, most = f"model {number} of `data.split: {split}`", fold.num_classes
+        if most * per_class < size:
             raise ValueError(
-                f"`training.batch_size` {batch_size} with `training.samples_per_class` "
-                f"{per_class} takes images of {batch_size // per_class} classes, but "
-                f"model {number} of `data.split: {split}` trains on {fold.num_classes} "
-                f"of the {count} training classes\nLower `training.batch_size` to "
-                f"{fold.num_classes * per_class} or raise `training.samples_per_class`"
+                f"`training.batch_size` must be at most {most * per_class}: {model} "
+                f"trains on {most} of the {count} training classes. Received: {size}\n"
+                f"Lower it, or raise `training.samples_per_class` {per_class}"
             )
-        if np.max(validation.class_sizes) < 2:
+        if validation.class_sizes.max() < 2:
             raise ValueError(
-                "Each model needs validation classes of two images or more, by which "
-                f"it is chosen. Received: model {number} validates on "
-                f"{len(validation)} images, each of its own class\n"
-                "Add images, or leave such classes out"
+                f"{model} validates on {len(validation)} images, each of its own class"
+                "\nAdd images, or leave classes of one image out"
             )

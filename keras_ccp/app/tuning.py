@@ -147,7 +147,11 @@ def tune(
         ValueError: If the study in `out` is of another experiment, a value cannot be
             searched, or the experiment holds no classes out.
     """
-    _check(config.data.split)
+    if config.data.split == "conventional":
+        raise ValueError(
+            "`data.split: conventional` holds no classes out to compare trials by\n"
+            "Search with --set data.split=mlrc, and train on all with what is found"
+        )
     space, out = search_space(config), Path(out)
     if PROXIMAL_WEIGHT in space and PER_CLASS in space:
         require("matplotlib", "plots")
@@ -174,15 +178,6 @@ def tune(
                     error_text = f"{type(error).__name__}: {error}"
                     trial.set_user_attr("errors", [*errors, error_text])
                     raise
-
-
-def _check(split: str) -> None:
-    if split == "conventional":
-        raise ValueError(
-            "`data.split` must hold classes out, by which trials are compared. "
-            "Received: conventional\nSearch with --set data.split=mlrc, and train on "
-            "all classes with the values that are found"
-        )
 
 
 @contextlib.contextmanager
