@@ -368,7 +368,7 @@ def _find(name: str, folder: Path, origin: str = "") -> Path:
     if spelled in known:
         return known[spelled].resolve()
     hint = "Give a YAML file, or a dataset and a method: cub200 contrastive_ccp"
-    names = {stem: stem for stem in known}
+    names = {stem: stem for stem, p in known.items() if p.parent.name != "base"}
     names |= {p.stem: p.name for p in path.parent.glob("*.yaml") if p.is_file()}
     if path.is_dir():
         hint = f"For images in a folder: folder c2_ccp --data {shlex.quote(str(path))}"

@@ -98,12 +98,13 @@ def train_run(
 def claimed(out: Path) -> Iterator[None]:
     """Keeps a folder for this process, and leaves none where nothing was written."""
     check_folder("out", out)
+    is_new = not out.exists()
     out.mkdir(parents=True, exist_ok=True)
     with locked(out):
         try:
             yield
         finally:
-            if [path.name for path in out.iterdir()] == [LOCK_FILE]:
+            if is_new and [path.name for path in out.iterdir()] == [LOCK_FILE]:
                 (out / LOCK_FILE).unlink()
                 out.rmdir()
 
