@@ -27,8 +27,7 @@ EXTRAS = {
     # Figures of projections and searches, and the search itself.
     "plots": ["matplotlib>=3.9", "scikit-learn>=1.5"],
     "tune": ["optuna>=5,<6"],
-    # Annotations of Cars196; tables in Parquet.
-    "cars": ["scipy"],
+    # Tables in Parquet.
     "parquet": ["pyarrow"],
 }
 # Every optional package, so that no test is skipped. On Python 3.10 the pinned
@@ -69,12 +68,15 @@ setup(
         "Topic :: Scientific/Engineering :: Artificial Intelligence",
     ],
     python_requires=">=3.10,<3.14",
-    packages=find_packages(include=["keras_ccp", "keras_ccp.*"]),
+    packages=[*find_packages(include=["keras_ccp", "keras_ccp.*"]), "keras_ccp.configs"],
+    # A checkout has them at its top, a wheel inside of the package.
+    package_dir={"keras_ccp.configs": "configs"},
     package_data={
         "keras_ccp": [
             f"datasets/**/*.{ending}" for ending in ("png", "txt", "npz", "xz", "bin")
         ]
-        + ["**/*.j2", "app/report/*.css", "app/report/*.js"]
+        + ["**/*.j2", "app/report/*.css", "app/report/*.js", "app/published.yaml"],
+        "keras_ccp.configs": ["*/*.yaml"],
     },
     # Only what the package imports at run time.
     install_requires=[
@@ -88,6 +90,7 @@ setup(
         "pydantic>=2.7",
         "pyyaml>=6",
         "rich>=13",
+        "scipy>=1.13",
         "tensorboard>=2.20",  # TensorFlow 2.21 no longer brings it
         "typer>=0.12",
     ],

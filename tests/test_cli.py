@@ -88,7 +88,7 @@ def test_errors_are_one_message(config, tmp_path):
     for command in (("doctor",), ("train", "--out", tmp_path / "run")):
         result = invoke(*command, tmp_path)
         assert result.exit_code == 1
-        assert "configs/folder_c2_ccp.yaml--data" in "".join(result.output.split())
+        assert "folderc2_ccp--data" in "".join(result.output.split())
     result = invoke("evaluate", tmp_path / "nothing")
     assert result.exit_code == 1 and "There is no run" in result.output
 
@@ -143,9 +143,9 @@ def test_tune_prints_what_it_wrote(config, tmp_path, monkeypatch):
         for name in written:
             (out / name).touch()
         scores = {"map_at_r": 0.5, "own_map_at_r": 0.4, "complete": 1, "pruned": 0}
-        return {**scores, "values": {"proxies.per_class": 2}}
+        return {**scores, "values": {"model.proxies_per_class": 2}}
 
-    monkeypatch.setattr("keras_ccp.app.cli.runs.search_values", searched)
+    monkeypatch.setattr("keras_ccp.app.tuning.tune", searched)
     for name, written in (
         ("pairs", ["best.yaml", "trials.csv", "study.db"]),
         ("proxies", ["best.yaml", "trials.csv", "lambda_proxies.png", "study.db"]),

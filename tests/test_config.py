@@ -1,16 +1,17 @@
-import re
+"""Configurations: their keys and values, files, names and overrides."""
 
 import pytest
 import yaml
 
 from keras_ccp.app.config import (
     Config,
+    DistributionConfig,
     changed_values,
     check_config,
     dump_config,
     load_config,
+    with_values,
 )
-from keras_ccp.app.yaml_files import merge, parse_override, read_yaml
 
 SMALL = {"method": "C2", "data": {"name": "emoji"}, "loss": {"name": "contrastive"}}
 
@@ -27,15 +28,11 @@ def write(tmp_path):
     return write_files
 
 
-def with_values(*overrides):
-    values = SMALL
-    for override in overrides:
-        values = merge(values, parse_override(override))
-    return values
-
-
-def check(*overrides):
-    return check_config(with_values(*overrides))
+@pytest.fixture
+def load(write):
+    """Loads the small experiment with overrides."""
+    path = write(small=yaml.safe_dump(SMALL)) / "small.yaml"
+    return lambda *overrides: load_config(path, overrides)
 
 
 # ==== Defaults and values ====
@@ -49,16 +46,22 @@ def test_small_config_has_the_defaults_of_its_sections():
     assert config.data.check_counts is True
 
 
-def test_values_keep_their_types():
-    config = check("training.learning_rate=1", "data.train_classes=40")
+def test_values_keep_their_types(load):
+    config = load("training.learning_rate=1", "data.train_classes=40")
     assert type(config.training.learning_rate) is float
     assert type(config.data.train_classes) is int
-    assert type(check("data.train_classes=0.5").data.train_classes) is float
+    assert type(load("data.train_classes=0.5").data.train_classes) is float
 
 
 def test_config_cannot_be_changed():
     with pytest.raises(ValueError, match="frozen"):
         check_config(SMALL).seed = 3
+
+
+def test_sections_are_handed_on_as_arguments():
+    assert dict(**check_config(SMALL).distribution) == dict(
+        strategy="none", devices=None
+    )
 
 
 # ==== Unknown keys and wrong types ====
@@ -68,132 +71,85 @@ def test_config_cannot_be_changed():
     ("override", "place", "near"),
     [
         ("sed=1", "sed", "seed"),
-        ("training.batchsize=64", "training.batchsize", "batch_size"),
-        ("training.learningrate=1", "training.learningrate", "learning_rate"),
-        ("proxies.poolsize=3", "proxies.poolsize", "pool_size"),
-        # Behind a section that may be null.
-        ("loss.memory.batchs=3", "loss.memory.batchs", "batches"),
+        ("training.batchsize=64", "training.batchsize", "training.batch_size"),
+        # Of another section, and of one that may be null.
+        ("training.weight_decay=1", "training.weight_decay", "model.weight_decay"),
+        ("proxies.per_class=3", "proxies", "model.proxies_per_class"),
+        ("loss.memory.batchs=3", "loss.memory.batchs", "loss.memory.batches"),
     ],
 )
-def test_unknown_key_is_refused_with_the_nearest(override, place, near):
-    message = f"{place}: there is no such key; did you mean `{near}`?"
-    with pytest.raises(ValueError, match=f"^config: .*{re.escape(message)}"):
-        check(override)
+def test_unknown_key_is_refused_with_the_nearest(load, override, place, near):
+    message = rf"small.yaml is not valid\n.*^{place}: .*; did you mean `{near}`\?"
+    with pytest.raises(ValueError, match=f"(?ms){message}$"):
+        load(override)
 
 
 @pytest.mark.parametrize(
     ("override", "message"),
     [
         ("training.batch_size='64'", "training.batch_size: .*integer.*'64'"),
-        ("training.batch_size=64.0", "training.batch_size: .*integer.*64.0"),
         ("training.batch_size=true", "training.batch_size: .*integer.*True"),
-        ("training.batch_size=0", "training.batch_size: .*greater.*0"),
+        ("training.batch_size=30", "training: .*30 must be a multiple .* 4$"),
         ("training.learning_rate=fast", "training.learning_rate: .*number.*'fast'"),
         ("training.learning_rate=.nan", "training.learning_rate: .*nan"),
-        ("training.learning_rate=.inf", "training.learning_rate: .*finite.*inf"),
-        ("training.learning_rate=-1e-5", "training.learning_rate: .*greater"),
-        ("training.beta_1=1.0", "training.beta_1: .*less than 1"),
-        ("training.jit_compile=1", "training.jit_compile: .*boolean.*1"),
-        ("data.check_counts=yes please", "data.check_counts: .*boolean"),
         ("data.name=cub", "data.name: .*'cub'; did you mean `cub200`"),
-        ("data.split=mlcr", "data.split: .*'mlcr'; did you mean `mlrc`"),
-        ("data.folds=1", "data.folds: .*greater than or equal to 2"),
-        ("data.train_classes=half", "data.train_classes: .*number.*'half'"),
-        ("data.train_classes=true", "data.train_classes: .*number.*True"),
-        ("data.train_classes=1.0", "data: `train_classes` must.*1.0"),
-        ("data.train_classes=0", "data: `train_classes` must.*0"),
-        ("data.short_side=100", "data: `short_side` must.*short_side=100, size=227"),
-        ("data.file=a.npz", "data: `file` must be null.*'a.npz'"),
-        ("data.name=npz", "data: `file` must name the npz file"),
-        ("embedder.normalization=l3", "embedder.normalization: .*did you mean `l2`"),
-        ("embedder.backbone=resnet50", "embedder: .*did you mean `ResNet50`"),
-        ("embedder.backbone=bninception", "embedder: .*did you mean `bn_inception`"),
-        ("embedder.backbone=3", "embedder.backbone: .*string.*3"),
-        ("loss.memory=25", "loss.memory: .*MemoryConfig.*25"),
-        ("loss.memory.batches=0", "loss.memory.batches: .*greater"),
+        ("data.split=xyz", "data.split: .*Received: 'xyz'$"),  # no guess
+        ("data.train_classes=1.0", "data.train_classes: .*less than 1.*1.0"),
+        ("data.train_classes=0", "data.train_classes: .*greater than 0.*0"),
+        ("embedder.backbone=resnet50", "embedder.*did you mean `ResNet50`"),
         ("loss.arguments=[0.5]", r"loss.arguments: .*dictionary.*\[0.5\]"),
-        ("proxies.switching=true", "proxies: `per_class`.*--set proxies.per_class=4"),
-        # Nothing is near: no guess, but what there is.
-        ("proxies.xyz=1", "proxies.xyz: there is no such key; there are per_class, sw"),
-        ("data.split=xyz", "data.split: .*Received: 'xyz'$"),
-        ("embedder.backbone=xyz", "embedder: .*bn_inception, .*backbone='xyz'$"),
-        ("loss.arguments.xyz=1", "loss: arguments.xyz: .*; there are positive_margin"),
-        ("proxies.per_class=13", "proxies: `pool_size` must.*=12, per_class=13"),
-        ("seed=-1", "seed: .*greater"),
-        ("seed=null", "seed: .*integer.*None"),
+        ("loss.arguments.xyz=1", "loss.arguments: .*'xyz'.* has positive_margin, "),
+        ("loss.arguments.negative_margin=-1", "loss.arguments: `negative_margin` must"),
+        ("loss.name=tripplet", "loss.name: .*; did you mean `triplet`"),
+        ("model.proxies_per_class=13", "`callback.pool_size` must be at least .* 13,"),
+        ("distribution.strategy=miror", "distribution.*; did you mean `mirrored`"),
         ("method=2024-01-01", "method: .*string"),
         # A section that is there and empty is a slip.
         ("training=", "training: .*TrainingConfig.*None"),
-        ("training=fast", "training: .*TrainingConfig.*'fast'"),
     ],
 )
-def test_wrong_values_are_refused(override, message):
-    with pytest.raises(ValueError, match=f"^config: {message}"):
-        check(override)
-
-
-def test_missing_keys_are_named():
-    with pytest.raises(ValueError, match="method: this key must be given; data: this"):
-        check_config({"loss": {"name": "triplet"}})
-    with pytest.raises(ValueError, match="loss.name: this key must be given$"):
-        check_config({**SMALL, "loss": {}})
+def test_wrong_values_are_refused(load, override, message):
+    with pytest.raises(ValueError, match=f"small.yaml is not valid\n{message}"):
+        load(override)
 
 
 def test_every_problem_is_named_once():
     with pytest.raises(ValueError) as caught:
-        check("seed=x", "data.train_classes=x", "training.bach_size=1")
-    lines = str(caught.value).removeprefix("config: ").split("; ")
-    assert [line.split(":")[0] for line in lines if ":" in line] == [
+        check_config(
+            {
+                "data": {"name": "emoji", "train_classes": "x"},
+                "loss": {},
+                "training": {"bach_size": 1},
+                "seed": "x",
+            }
+        )
+    title, *lines = str(caught.value).splitlines()
+    assert title == "config is not valid"
+    assert [line.split(":")[0] for line in lines] == [
+        "method",
         "data.train_classes",
+        "loss.name",
         "training.bach_size",
         "seed",
     ]
 
 
-def test_batches_hold_whole_classes():
-    assert check("training.batch_size=12").training.batch_size == 12
-    with pytest.raises(ValueError, match="batch_size=30, samples_per_class=4"):
-        check("training.batch_size=30")
+def test_memory_must_be_of_use(load):
+    memory, proxies = "loss.memory.batches=3", "model.proxies_per_class=2"
+    assert load(memory).loss.memory.start_step == 1000
+    assert load(memory, proxies, "model.in_batch_weight=0.1").loss.memory
+    with pytest.raises(ValueError, match="`model.in_batch_weight` above 0"):
+        load(memory, proxies)
 
 
-def test_memory_must_be_of_use():
-    memory = "loss.memory.batches=3"
-    proxies = "proxies.per_class=2"
-    assert check(memory).loss.memory.start_step == 1000
-    assert check(memory, proxies, "proxies.in_batch_weight=0.1").loss.memory
-    with pytest.raises(ValueError, match="`proxies.in_batch_weight` must be above 0"):
-        check(memory, proxies)
-
-
-def test_weights_of_networks_without_any():
-    random = "embedder.backbone=small_cnn"
-    assert check(random).embedder.weights is None
-    with pytest.raises(ValueError, match="`weights` must be null: small_cnn"):
-        check(random, "embedder.weights=imagenet")
-
-
-# ==== Loss arguments ====
-
-
-def test_loss_arguments():
-    assert check("loss.arguments.positive_margin=0.1").loss.arguments == {
-        "positive_margin": 0.1
-    }
-    message = (
-        "config: loss: arguments.margn: there is no such argument of triplet; did you "
-        "mean `margin`?"
-    )
-    with pytest.raises(ValueError, match=re.escape(message)):
-        check("loss.name=triplet", "loss.arguments.margn=0.1")
-    message = "config: loss: `loss` must be one of .*; did you mean `triplet`"
-    with pytest.raises(ValueError, match=message):
-        check("loss.name=tripplet")
-    with pytest.raises(ValueError, match="config: loss: .*Received: loss='xyz'$"):
-        check("loss.name=xyz")
-    with pytest.raises(ValueError, match="config: loss: `margin` must be a number"):
-        check("loss.name=triplet", "loss.arguments.margin=wide")
-    with pytest.raises(ValueError, match="config: loss: `negative_margin` must be"):
-        check("loss.arguments.negative_margin=-1")
+def test_devices(load):
+    for strategy, expected in (
+        ("none", "mirrored"),
+        ("mirrored", "mirrored"),
+        ("multi_worker", "multi_worker"),
+    ):
+        config = load(f"distribution.strategy={strategy}", "distribution.devices=2")
+        assert config.distribution == DistributionConfig(strategy=expected, devices=2)
 
 
 # ==== Files ====
@@ -215,95 +171,87 @@ def test_bases_merge_in_order(write):
 
 def test_base_is_relative_to_its_file_and_may_have_bases(write, tmp_path):
     (tmp_path / "base").mkdir()
-    write(top="base: base/middle.yaml\nc: 3")
-    (tmp_path / "base" / "middle.yaml").write_text("base: lowest.yaml\nb: 2\nc: 2")
-    (tmp_path / "base" / "lowest.yaml").write_text("a: 1\nb: 1")
-    assert read_yaml(tmp_path / "top.yaml") == {"a": 1, "b": 2, "c": 3}
+    write(top="base: base/middle.yaml\nseed: 3")
+    (tmp_path / "base" / "middle.yaml").write_text("base: low.yaml\nseed: 2\nmethod: m")
+    (tmp_path / "base" / "low.yaml").write_text(yaml.safe_dump({**SMALL, "seed": 1}))
+    config = load_config(tmp_path / "top.yaml")
+    assert (config.seed, config.method, config.loss.name) == (3, "m", "contrastive")
 
 
-def test_one_base_may_be_reached_twice(write):
+def test_names_of_the_package_are_bases_and_parts(write):
     folder = write(
-        lowest="a: 1\nb: 1",
-        left="base: lowest.yaml\nb: 2",
-        right="base: lowest.yaml",
-        top="base: [left.yaml, right.yaml]",
+        named="base: [cub200, contrastive_ccp]\nseed: 1",
+        placed="base: [datasets/cub200, methods/c2_ccp]\nseed: 1",
+        seed="seed: 1",
+        sop="base: sop\nseed: 1",  # its own name, and not itself
     )
-    # The right one brings the lowest's value back: later ones override.
-    assert read_yaml(folder / "top.yaml") == {"a": 1, "b": 1}
+    config = load_config(["cub200", "contrastive_ccp"], ["seed=1"])
+    assert config.loss.arguments == {"positive_margin": 0.0, "negative_margin": 0.3841}
+    assert load_config(["cub200", "c2_ccp"], ["seed=1"]) == config
+    assert load_config(["cub200", "c2_ccp", folder / "seed.yaml"]) == config
+    assert load_config(folder / "named.yaml") == config
+    assert load_config(["sop", "c1_xbm"]).loss.name == "cosine_contrastive"
+
+
+def test_values_for_the_company_of_a_file(write):
+    folder = write(
+        data=yaml.safe_dump(SMALL),
+        method="method: m\nwith: {data: {seed: 1}, other: {seed: 2}}",
+        last="seed: 3",
+    )
+    data, method, last = (folder / f"{n}.yaml" for n in ("data", "method", "last"))
+    config = load_config([data, method])
+    assert (config.method, config.seed) == ("m", 1)
+    assert load_config([data, method, last]).seed == 3
 
 
 def test_base_cycle_is_refused(write):
     folder = write(a="base: b.yaml", b="base: a.yaml", c="base: c.yaml")
     for name in "ac":
-        with pytest.raises(ValueError, match=f"lead back to the file.*{name}.yaml"):
-            read_yaml(folder / f"{name}.yaml")
+        with pytest.raises(ValueError, match=f"{name}.yaml is its own `base`\n"):
+            load_config(folder / f"{name}.yaml")
 
 
-@pytest.mark.parametrize("base", ["null", "3", "{a: b}", "[a.yaml, 3]"])
-def test_base_must_be_paths(write, base):
-    folder = write(a="x: 1", top=f"base: {base}")
-    with pytest.raises(ValueError, match="must be a path or a list of them"):
-        read_yaml(folder / "top.yaml")
+@pytest.mark.parametrize(
+    "text", ["", "- a\n- b", "text", "base: 3", "base: [a.yaml, 3]", "with: {a: 3}"]
+)
+def test_file_must_have_its_form(write, text):
+    with pytest.raises(ValueError, match="top.yaml is not valid\n.*Received: "):
+        load_config(write(top=text) / "top.yaml")
 
 
-def test_missing_files_are_named(write):
-    folder = write(top="base: midle.yaml", middle="a: 1")
-    with pytest.raises(FileNotFoundError, match="topp.yaml; did you mean `top.yaml`"):
-        load_config(folder / "topp.yaml")
-    with pytest.raises(
-        FileNotFoundError,
-        match="midle.yaml, a base of .*top.yaml; did you mean `middle.yaml`",
-    ):
-        load_config(folder / "top.yaml")
-    # No name is near; nor is the name itself one, that of a link to nothing.
-    (folder / "gone.yaml").symlink_to("gone.yaml.txt")
-    for name in ("emoji.yaml", "gone.yaml.txt"):
-        with pytest.raises(FileNotFoundError, match=f"{name}$"):
-            load_config(folder / name)
-    with pytest.raises(FileNotFoundError, match="x.yaml$"):
-        load_config(folder / "no" / "x.yaml")
-
-
-def test_folder_is_no_file(write, tmp_path):
+def test_missing_files_are_named(write, tmp_path):
+    folder = write(top="base: midle.yaml", middle="seed: 1")
     (tmp_path / "my photos").mkdir()
-    command = "configs/folder_c2_ccp.yaml --data '.*my photos'$"
-    with pytest.raises(IsADirectoryError, match=f"must be a YAML file.*{command}"):
-        load_config(tmp_path / "my photos")
-    folder = write(top="base: my photos")
-    with pytest.raises(IsADirectoryError, match="a base of .*top.yaml: it is a folder"):
-        load_config(folder / "top.yaml")
+    (folder / "gone.yaml").symlink_to("gone.yaml.txt")
+    for part, message in (
+        (folder / "topp.yaml", "topp.yaml\nDid you mean `top.yaml`"),
+        (folder / "top.yaml", "midle.yaml, a base of .*top.yaml\nDid .* `middle.yaml`"),
+        (folder / "gone.yaml", "gone.yaml\nGive a YAML file"),
+        (folder / "my photos", "For images in a folder: .* --data '.*my photos'"),
+        ("cub20", "cub20\nDid you mean `cub200`"),
+        ("c2_cpp", "c2_cpp\nDid you mean `contrastive_ccp`"),
+    ):
+        with pytest.raises(FileNotFoundError, match=message):
+            load_config(part)
 
 
-@pytest.mark.parametrize("text", ["", "- a\n- b", "text", "3"])
-def test_file_must_be_a_mapping(write, text):
-    with pytest.raises(ValueError, match="top.yaml must hold `key: value` pairs"):
-        load_config(write(top=text) / "top.yaml")
-
-
-@pytest.mark.parametrize("text", ["a: [1", "a: b: c", "\ta: 1", "a: @"])
-def test_file_must_be_yaml(write, text):
-    with pytest.raises(ValueError, match="top.yaml must be YAML"):
-        load_config(write(top=text) / "top.yaml")
-
-
-def test_file_must_be_text(tmp_path):
+@pytest.mark.parametrize(
+    "text", ["a: [1", "a: b: c", "\ta: 1", "a: @", b"a: \xff", "a: {b: 1, b: 3}"]
+)
+def test_file_must_be_yaml(tmp_path, text):
     path = tmp_path / "top.yaml"
-    path.write_bytes(b"a: \xff\xfe")
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
     with pytest.raises(ValueError, match="top.yaml must be YAML"):
         load_config(path)
 
 
-def test_key_that_is_there_twice_is_refused(write):
-    folder = write(top="a: {b: 1, c: 2, b: 3}", fine="a: {b: 1}\nc: {b: 1}")
-    with pytest.raises(ValueError, match="`b` is there twice"):
-        read_yaml(folder / "top.yaml")
-    assert read_yaml(folder / "fine.yaml") == {"a": {"b": 1}, "c": {"b": 1}}
-
-
-def test_message_names_the_file(write):
-    text = yaml.safe_dump({**SMALL, "sed": 1})
-    with pytest.raises(ValueError, match=r"top\.yaml: sed: there is no such key"):
-        load_config(write(top=text) / "top.yaml")
+def test_aliases_are_refused(write):
+    # Ten levels of ten times the level below: 10^10 values.
+    levels = ["a0: &a0 x"]
+    levels += [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]" for n in range(1, 11)]
+    with pytest.raises(ValueError, match="must be YAML\nwrite the value out"):
+        load_config(write(top="\n".join(levels)) / "top.yaml")
 
 
 def test_untrusted_yaml_runs_nothing(write, tmp_path):
@@ -320,7 +268,7 @@ def test_untrusted_yaml_runs_nothing(write, tmp_path):
     assert not witness.exists()
 
 
-# ==== Numbers ====
+# ==== Overrides ====
 
 
 @pytest.mark.parametrize(
@@ -328,48 +276,39 @@ def test_untrusted_yaml_runs_nothing(write, tmp_path):
     [
         ("1e-5", 1e-5),
         ("1E5", 1e5),
-        ("-2e+3", -2000.0),
-        ("1.5e-3", 1.5e-3),
+        ("2e+3", 2000.0),
         ("1.e3", 1000.0),
-        ("2e-4", 2e-4),
         (".5", 0.5),
         ("3", 3),
         ("1e5x", "1e5x"),
         ("'1e5'", "1e5"),
     ],
 )
-def test_numbers_are_what_they_look_like(text, value):
-    read = parse_override(f"a={text}")["a"]
-    assert read == value and type(read) is type(value)
-
-
-def test_other_users_of_yaml_are_not_touched():
+def test_numbers_are_what_they_look_like(load, text, value):
+    key = "method" if isinstance(value, str) else "loss.arguments.negative_margin"
+    config = load(f"{key}={text}")
+    read = config.method if key == "method" else config.loss.arguments
+    expected = value if key == "method" else {"negative_margin": value}
+    assert read == expected
+    # Other users of YAML are not touched.
     assert yaml.safe_load("1e-5") == "1e-5"
 
 
-# ==== Overrides ====
-
-
-def test_overrides(write):
-    path = write(top=yaml.safe_dump(SMALL)) / "top.yaml"
-    config = load_config(
-        path,
-        [
-            "training.batch_size=64",
-            "training.learning_rate=1e-4",
-            "loss.memory.batches=3",
-            "method=a=b",
-            "loss.arguments={negative_margin: 0.4}",
-            "training.batch_size=16",  # the last one counts
-        ],
+def test_overrides(load):
+    config = load(
+        "training.batch_size=64",
+        "training.learning_rate=1e-4",
+        "loss.memory.batches=3",
+        "method=a=b",
+        "loss.arguments={negative_margin: 0.4}",
+        "training.batch_size=16",  # the last one counts
     )
     assert config.training.batch_size == 16
     assert config.training.learning_rate == 1e-4
     assert config.loss.memory.batches == 3
     assert config.method == "a=b"
     assert config.loss.arguments == {"negative_margin": 0.4}
-    null = load_config(path, ["loss.memory.batches=3", "loss.memory=null"])
-    assert null.loss.memory is None
+    assert load("loss.memory.batches=3", "loss.memory=null").loss.memory is None
 
 
 def test_arguments_of_another_loss_do_not_carry_over(write):
@@ -399,38 +338,38 @@ def test_arguments_of_another_loss_do_not_carry_over(write):
     assert arguments("named") == {"scale": 3.0}
 
 
-def test_changed_values():
-    lower = check(
-        "loss.arguments.negative_margin=0.4", "distribution.strategy=mirrored"
-    )
-    upper = check("training.learning_rate=0.01", "loss.memory.batches=3", "method=C1")
+def test_changed_values(load):
+    lower = load("loss.arguments.negative_margin=0.4", "distribution.devices=2")
+    upper = load("training.learning_rate=0.01", "loss.memory.batches=3", "method=C1")
     assert changed_values(lower, lower, "then") == ""
-    assert (
-        changed_values(check(), check("distribution.strategy=mirrored"), "then") == ""
-    )
+    assert changed_values(load(), load("distribution.devices=2"), "then") == ""
     assert changed_values(lower, upper, "in the run").split("; ") == [
         'method: "C2" in the run, "C1" now',
         "loss.arguments.negative_margin: 0.4 in the run, not given now",
-        'loss.memory: null in the run, {"batches": 3, "start_step": 1000} now',
+        "loss.memory: null in the run, not given now",
         "training.learning_rate: 1e-05 in the run, 0.01 now",  # 1e-5: the default
+        "loss.arguments: not given in the run, {} now",
+        "loss.memory.batches: not given in the run, 3 now",
+        "loss.memory.start_step: not given in the run, 1000 now",
     ]
 
 
 @pytest.mark.parametrize("override", ["training.batch_size", "=3", "", "--seed 3"])
-def test_override_must_have_its_form(override):
+def test_override_must_have_its_form(load, override):
     with pytest.raises(ValueError, match="must be `section.key=value`"):
-        parse_override(override)
+        load(override)
+    with pytest.raises(ValueError, match=r"value of a=\[1 must be YAML"):
+        load("a=[1")
 
 
-def test_override_must_be_yaml():
-    with pytest.raises(ValueError, match="must be YAML.*a=\\[1"):
-        parse_override("a=[1")
-
-
-def test_merge_leaves_its_arguments_alone():
-    lower, upper = {"a": {"b": 1}, "c": 1}, {"a": {"d": 2}, "c": {"e": 3}}
-    assert merge(lower, upper) == {"a": {"b": 1, "d": 2}, "c": {"e": 3}}
-    assert lower == {"a": {"b": 1}, "c": 1} and upper == {"a": {"d": 2}, "c": {"e": 3}}
+def test_other_values_of_a_config():
+    config = check_config(SMALL)
+    changed = with_values(
+        config, {"loss.arguments.negative_margin": 0.4, "loss.memory.batches": 2}
+    )
+    assert changed.loss.arguments == {"negative_margin": 0.4}
+    assert changed.loss.memory.batches == 2
+    assert config == check_config(SMALL)
 
 
 # ==== Round trip ====
@@ -440,15 +379,15 @@ def test_merge_leaves_its_arguments_alone():
     "overrides",
     [
         [],
-        ["training.learning_rate=1e-5", "proxies.proximal_weight=2e-4"],
+        ["training.learning_rate=1e-5", "model.proximal_weight=2e-4"],
         ["loss.memory.batches=3", "data.train_classes=40", "data.split_seed=7"],
         # Text that looks like something else, and letters beyond ASCII.
         ["data.name=npz", "data.file='1e5'", "method='null'"],
         ["method='Größe: 3 # x'", "embedder.normalization=null"],
     ],
 )
-def test_dumped_config_loads_as_the_same(tmp_path, overrides):
-    config = check(*overrides)
+def test_dumped_config_loads_as_the_same(load, tmp_path, overrides):
+    config = load(*overrides)
     path = tmp_path / "dumped.yaml"
     path.write_text(dump_config(config), encoding="utf-8")
     loaded = load_config(path)

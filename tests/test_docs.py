@@ -29,7 +29,6 @@ from look_alikes import one_bit_png
 from typer.testing import CliRunner
 
 from keras_ccp.app import cli
-from keras_ccp.app.cli import runs
 from keras_ccp.app.config import check_config, load_config
 
 ROOT = Path(__file__).parent.parent
@@ -167,11 +166,10 @@ def small(config, images):
         "frozen_statistics": False,
         "embedding_dim": 4,
     }
-    values["proxies"] |= {
-        "per_class": min(2, values["proxies"]["per_class"]),
-        "pool_size": 4,
-        "patience": 1,
-    }
+    values["model"]["proxies_per_class"] = min(2, config.model.proxies_per_class)
+    values["callback"] |= {"pool_size": 4, "patience": 1}
+    # tests/test_strategies.py trains on several devices.
+    values["distribution"] = {}
     values["training"] |= {
         "batch_size": 4,
         "samples_per_class": 2,
@@ -218,9 +216,7 @@ def place(birds, tmp_path, monkeypatch):
     def load_small(path, overrides=()):
         return small(load_config(path, overrides), birds / "birds.npz")
 
-    monkeypatch.setattr(runs, "load_config", load_small)
-    # tests/test_strategies.py trains on several devices.
-    monkeypatch.setattr(runs, "on_devices", lambda config, devices: config)
+    monkeypatch.setattr("keras_ccp.app.config.load_config", load_small)
     return tmp_path
 
 
@@ -277,7 +273,7 @@ class Page:
     def run_yaml(self, block):
         path = Path(block.title or "partial.yaml")
         if not block.title:
-            path.write_text(f"base: configs/emoji_ms_ccp.yaml\n{block.code}", "utf-8")
+            path.write_text(f"base: [emoji, ms_ccp]\n{block.code}", "utf-8")
         load_config(path)
 
     def run_bash(self, block):
@@ -303,7 +299,7 @@ class Page:
         run = given.get("run")
         if run and run.parts[0] == "runs" and not run.exists():
             # Pages may begin with a run.
-            train = "keras-ccp train configs/folder_c2_ccp.yaml --data photos --out"
+            train = "keras-ccp train folder contrastive_ccp --data photos --out"
             self.run_own_command([*train.split(), str(run)])
         out = given.get("out") or given.get("html")
         key = words[1], given.get("k"), bool(out)
@@ -501,10 +497,10 @@ def test_right_commands_pass():
 @pytest.mark.parametrize(
     ("code", "message"),
     [
-        ("keras-ccp trian configs/emoji_ms.yaml --out runs/a", "no keras-ccp trian"),
-        ("keras-ccp train configs/emoji_ms.yaml --to runs/a", "No such option"),
-        ("keras-ccp train configs/gone.yaml --out runs/a", "gone.yaml"),
-        ("keras-ccp train configs/emoji_ms.yaml --out a --set data.sise=3", "size"),
+        ("keras-ccp trian emoji ms --out runs/a", "no keras-ccp trian"),
+        ("keras-ccp train emoji ms --to runs/a", "No such option"),
+        ("keras-ccp train emoji gone --out runs/a", "configuration gone"),
+        ("keras-ccp train emoji ms --out a --set data.sise=3", "size"),
         ("sudo reboot", "say how to test"),
     ],
 )

@@ -32,7 +32,8 @@ def config(**sections):
         "data": {"name": "folder", "folds": 2, "size": 16, "augmentation": "mlrc"},
         "embedder": {"backbone": "small_cnn", "embedding_dim": 4},
         "loss": {"name": "contrastive"},
-        "proxies": {"per_class": 2, "pool_size": 4},
+        "model": {"proxies_per_class": 2},
+        "callback": {"pool_size": 4, "max_projections": 0},
         "training": {"batch_size": 6, "samples_per_class": 2},
     }
     for name, section in sections.items():
@@ -168,17 +169,17 @@ def small_class(root):
     for number in (2, 3):
         file(root, 1, number).unlink()
     sections = {"batch_size": 12, "samples_per_class": 4}
-    return config(training=sections, proxies={"pool_size": 2})
+    return config(training=sections, callback={"pool_size": 2})
 
 
 @fault(
     "warning",
     "class sizes",
-    "or lower `proxies.per_class` to 4",
+    "or lower `model.proxies_per_class` to 4",
     *(f"'thing{label:02d}': 4 images" for label in range(12)),
 )
 def many_proxies(root):
-    return config(proxies={"per_class": 6, "pool_size": 12})
+    return config(model={"proxies_per_class": 6}, callback={"pool_size": 12})
 
 
 @fault("warning", "singletons", "add images to these classes", "'thing04': 1 image")
@@ -502,9 +503,9 @@ def test_float_images_are_as_the_same_in_bytes(scale, offset):
 
 def test_time_by_hand(root):
     # 2 models on 6 classes of 4, that validate on 24 images; a test of 48 images.
-    steps = {"steps_per_evaluation": 10, "max_evaluations": 100, "stop_patience": 19}
-    proxies = {"switching": True, "patience": 5, "pool_size": 3}
-    chosen = config(training=steps, proxies=proxies)
+    steps = {"steps_per_evaluation": 10, "max_evaluations": 100}
+    callback = {"stop_patience": 19, "max_projections": None, "patience": 5}
+    chosen = config(training=steps, callback={**callback, "pool_size": 3})
     splits = load_splits(chosen.data, root)
     note = time_note(chosen, splits, Speed(step=2.0, image=0.1, pair=0.001))
     # At least 20 evaluations: 2 * 20 * (10 * 2 + 24 * .1 + 576 * .001) = 919.04; one

@@ -59,7 +59,8 @@ def test_budget():
 
 # What was received, what is missing, or what it should be called.
 CLEAR = re.compile(
-    "Received: |there is no such |this key must be given|must be given|are missing: "
+    "Received: |there is no such |must be given|are missing: "
+    "|is not valid\n|must be YAML\n"
 )
 
 
@@ -439,7 +440,8 @@ CONFIG = {
     "data": {"name": "emoji", "split": "ablation", "augmentation": "small"},
     "embedder": {"backbone": "small_cnn", "embedding_dim": 64},
     "loss": {"name": "contrastive", "arguments": {"negative_margin": 0.5}},
-    "proxies": {"per_class": 4, "switching": True, "pool_size": 12},
+    "model": {"proxies_per_class": 4},
+    "callback": {"pool_size": 12},
     "training": {"batch_size": 32, "samples_per_class": 4, "learning_rate": 1e-3},
     "distribution": {"strategy": "none"},
     "seed": 0,

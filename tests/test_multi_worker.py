@@ -39,13 +39,13 @@ def config(**distribution):
             "frozen_statistics": False,
         },
         "loss": {"name": "multi_similarity"},
-        "proxies": {"per_class": 2, "switching": True, "patience": 1, "pool_size": 3},
+        # Without the decay Adam would hide a gradient of the wrong size.
+        "model": {"proxies_per_class": 2, "weight_decay": 0.1},
+        "callback": {"patience": 1, "pool_size": 3},
         "training": {
             "batch_size": 16,
             "samples_per_class": 2,
             "learning_rate": 2e-5,
-            # Without it Adam would hide a gradient of the wrong size.
-            "weight_decay": 0.1,
             "steps_per_evaluation": 2,
             "max_evaluations": NUM_EPOCHS,
         },
@@ -192,7 +192,7 @@ def test_only_the_chief_writes(killed, root):
         "config.yaml",
         "metrics.csv",
         "metrics.json",
-        "versions.json",
+        "run.json",
         f"{fold}backup/checkpoint-{NUM_EPOCHS - 1:08d}.npz",
         f"{fold}backup/checkpoint-{NUM_EPOCHS:08d}.npz",
         f"{fold}embedder.keras",

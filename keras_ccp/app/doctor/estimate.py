@@ -102,11 +102,11 @@ def time_note(config: Config, splits: Splits, speed: Speed) -> Finding:
     the embedding of the pool once a projection. At most `n` is `max_evaluations`, with
     a projection each `patience`; at least it is `stop_patience + 1`, without one.
     """
-    training, proxies = config.training, config.proxies
+    training, callback = config.training, config.callback
     folds = fold_splits(config.data, splits.training)
     most = training.max_evaluations
-    least = min(most, training.stop_patience + 1)
-    pool = sum(np.minimum(f.class_sizes, proxies.pool_size).sum() for f, _ in folds)
+    least = min(most, callback.stop_patience + 1)
+    pool = sum(np.minimum(f.class_sizes, callback.pool_size).sum() for f, _ in folds)
     sizes = np.array([len(validation) for _, validation in folds])
     evaluation = (sizes * speed.image + sizes**2 * speed.pair).sum()
     evaluation += len(folds) * training.steps_per_evaluation * speed.step
@@ -115,8 +115,9 @@ def time_note(config: Config, splits: Splits, speed: Speed) -> Finding:
     test = len(folds) * (query + gallery) * speed.image
     test += 2 * len(folds) * query * (gallery or query) * speed.pair
     bounds = []
-    for count, projections in ((least, 0), (most, most // proxies.patience)):
-        pools = bool(proxies.per_class) + projections * proxies.switching
+    limit = math.inf if callback.max_projections is None else callback.max_projections
+    for count, projections in ((least, 0), (most, most // callback.patience)):
+        pools = bool(config.model.proxies_per_class) * (1 + min(projections, limit))
         bounds.append(count * evaluation + pools * pool * speed.image + test)
     strategy = config.distribution.strategy
     elsewhere = "" if strategy == "none" else f" on one device, not by {strategy!r}"
@@ -128,7 +129,7 @@ def time_note(config: Config, splits: Splits, speed: Speed) -> Finding:
         f"{training.steps_per_evaluation} steps. Measured{elsewhere}: "
         f"{1000 * speed.step:.0f} ms a step, {1 / speed.image:,.0f} images a second "
         "embedded; compilation comes on top",
-        "if too long: a smaller `training.max_evaluations`, `training.stop_patience` "
+        "if too long: a smaller `training.max_evaluations`, `callback.stop_patience` "
         "or `data.size`, or a GPU",
     )
 
@@ -165,8 +166,8 @@ def memory_bytes(config: Config, splits: Splits, model: CCPModel) -> dict[str, i
     """
     batch = images = config.training.batch_size
     width = 2 if config.training.policy in ("mixed_float16", "mixed_bfloat16") else 4
-    num_proxies = model.num_classes * config.proxies.per_class
-    if config.proxies.references == "samples":
+    num_proxies = model.num_classes * config.model.proxies_per_class
+    if config.model.references == "samples":
         images += num_proxies  # are embedded with each batch
     dim = model.embedder.output_shape[-1]
     parts = [part for part in vars(splits).values() if part is not None]

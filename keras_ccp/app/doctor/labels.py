@@ -121,7 +121,7 @@ def _unscored(splits: Splits) -> list[Finding]:
 
 def _small_classes(config: Config, training: Dataset) -> list[Finding]:
     """Training classes that are smaller than what is drawn of each."""
-    per_class, pool_size = config.proxies.per_class, config.proxies.pool_size
+    per_class, pool_size = config.model.proxies_per_class, config.callback.pool_size
     sizes = training.class_sizes
 
     def of_size(low: int, below: int) -> list[str]:
@@ -136,7 +136,7 @@ def _small_classes(config: Config, training: Dataset) -> list[Finding]:
     )
     for key, wanted, harm in (
         ("training.samples_per_class", config.training.samples_per_class, "a batch"),
-        ("proxies.per_class", per_class, "their proxies"),
+        ("model.proxies_per_class", per_class, "their proxies"),
     ):
         findings += warning(
             "class sizes",
@@ -149,7 +149,7 @@ def _small_classes(config: Config, training: Dataset) -> list[Finding]:
     return findings + note(
         "class sizes",
         of_size(max(per_class, 2), pool_size) if per_class else [],
-        f"training classes have fewer images than `proxies.pool_size: {pool_size}`: "
+        f"training classes have fewer images than `callback.pool_size: {pool_size}`: "
         "all of them are candidates for proxies",
         "none",
     )

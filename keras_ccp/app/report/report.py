@@ -10,18 +10,23 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from keras_ccp import retrieval
-from keras_ccp.app.config import dump_config
-from keras_ccp.app.evaluation import join_embedders
+from keras_ccp.app.config import dump_config, published_row
 from keras_ccp.app.images import relative
 from keras_ccp.app.page import render, thumbnail
-from keras_ccp.app.published import published_row
 from keras_ccp.app.report import charts, scores
 from keras_ccp.app.report.distances import distance_histogram
 from keras_ccp.app.report.history import History, read_histories
-from keras_ccp.app.run import METRICS_FILE, evaluate_run, load_run_config, unfinished
+from keras_ccp.app.run import (
+    METRICS_FILE,
+    RUN_FILE,
+    evaluate_run,
+    join_embedders,
+    load_run_config,
+    unfinished,
+)
 from keras_ccp.app.splits import Splits, load_splits
 from keras_ccp.files import write_file
-from keras_ccp.pipeline import EvaluationData
+from keras_ccp.pipeline import embed
 
 _SHOWN = 5
 _QUERIES, _PAIRS = 6, 12
@@ -70,7 +75,7 @@ def write_report(
     splits = load_splits(config.data, root)
     first = [h.directory for h in histories if h.repeat == histories[0].repeat]
     data = Path(config.data.file).stem if config.data.file else config.data.name
-    versions = run / "versions.json"
+    record = run / RUN_FILE
     page = render(
         "app/report/report.html.j2",
         unfinished=warning,
@@ -82,7 +87,7 @@ def write_report(
         histories=histories,
         charts=charts,
         config=dump_config(config),
-        versions=json.loads(versions.read_text("utf-8")) if versions.exists() else {},
+        versions=json.loads(record.read_text("utf-8"))["versions"],
         num_joined=len(first),
         **_results(splits, join_embedders(first), Path(root)),
     )
@@ -104,7 +109,7 @@ def _results(splits: Splits, embedder: Any, root: Path) -> dict[str, Any]:
     query, gallery = splits.query, splits.gallery
     is_one_set = gallery is None
     parts = [query] if is_one_set else [query, gallery]
-    arguments = [x for part in parts for x in (_embed(embedder, part), part.labels)]
+    arguments = [x for part in parts for x in (embed(embedder, part), part.labels)]
     of_queries = retrieval.score_queries(*arguments)
     references = of_queries["num_references"]
     vectors, known = arguments[-2:]
@@ -139,11 +144,6 @@ def _results(splits: Splits, embedder: Any, root: Path) -> dict[str, Any]:
         "histogram": histogram,
         "distances": charts.distance_chart(histogram),
     }
-
-
-def _embed(embedder: Any, dataset: Any) -> np.ndarray:
-    data = EvaluationData(dataset, "test images")
-    return embedder.predict(data.batches(), verbose=0)
 
 
 def _pictures(dataset: Any, rows: Iterable[int], root: Path) -> dict[int, Picture]:

@@ -1,0 +1,256 @@
+"""The `keras-ccp` command."""
+
+from pathlib import Path
+from typing import Annotated
+
+import rich.table
+import rich.text
+import typer
+
+from keras_ccp.app.console import console, errors, plain_errors, shown_logs
+
+# Commands import what they run when they are called: TensorFlow takes seconds.
+
+app = typer.Typer(
+    help="Deep metric learning with chance constraints.",
+    no_args_is_help=True,
+    pretty_exceptions_show_locals=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+ConfigArgument = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="DATASET METHOD | FILE.yaml",
+        help="Names of files in configs/, or a file of your own.",
+    ),
+]
+RunArgument = Annotated[Path, typer.Argument(help="Folder of a run.")]
+ModelArgument = Annotated[
+    Path, typer.Argument(help="Run of `keras-ccp train`, .keras file or SavedModel.")
+]
+ImagesArgument = Annotated[list[Path], typer.Argument(help="Folders or image files.")]
+DataOption = Annotated[
+    Path, typer.Option("--data", help="Folder of the data; weights are relative to it.")
+]
+OverridesOption = Annotated[
+    list[str] | None,
+    typer.Option("--set", help="section.key=value, over those of the names or file."),
+]
+
+
+# ==== Runs ====
+
+
+@app.command()
+def doctor(
+    config: ConfigArgument,
+    data: DataOption = Path("."),
+    overrides: OverridesOption = None,
+) -> None:
+    """Look for what would stop a run or spoil its result, before it is started."""
+    with plain_errors():
+        from keras_ccp.app.config import load_config
+        from keras_ccp.app.doctor import diagnose, findings_text, has_errors
+
+        findings = diagnose(load_config(config, overrides or ()), data)
+    console.print(findings_text(findings))
+    if has_errors(findings):
+        raise typer.Exit(1)
+
+
+@app.command()
+def train(
+    config: ConfigArgument,
+    out: Annotated[Path, typer.Option(help="Folder for the run.")],
+    data: DataOption = Path("."),
+    overrides: OverridesOption = None,
+    repeat: Annotated[int, typer.Option(min=1, help="Runs of the whole protocol.")] = 1,
+    resume: Annotated[bool, typer.Option(help="Go on with the run in --out.")] = False,
+    devices: Annotated[
+        int | None, typer.Option(min=1, help="GPUs of each machine to train on.")
+    ] = None,
+) -> None:
+    """Train all models of an experiment and score them on the test classes."""
+    with plain_errors(), shown_logs("keras_ccp.app.run"):
+        from keras_ccp.app.config import load_config
+        from keras_ccp.app.run import train_run
+
+        if devices is not None:
+            overrides = [*(overrides or ()), f"distribution.devices={devices}"]
+        experiment = load_config(config, overrides or ())
+        metrics = train_run(experiment, data, out, repeat, resume)
+    console.print(_score_table(metrics))
+    console.print(f"Written to {out}: metrics.json, metrics.csv, embedder/")
+
+
+@app.command()
+def evaluate(
+    run: RunArgument,
+    data: Annotated[
+        Path | None,
+        typer.Option(help="Folder of the data. [default: that of the training]"),
+    ] = None,
+) -> None:
+    """Score the finished models of a run on the test classes."""
+    with plain_errors():
+        from keras_ccp.app.run import evaluate_run
+
+        metrics = evaluate_run(run, data)
+    console.print(_score_table(metrics))
+
+
+@app.command()
+def report(
+    run: RunArgument,
+    data: DataOption = Path("."),
+    out: Annotated[
+        Path | None, typer.Option(help="HTML file. [default: RUN/report.html]")
+    ] = None,
+) -> None:
+    """Write what a run has learned as one HTML file."""
+    with plain_errors():
+        from keras_ccp.app.report import write_report
+
+        path = write_report(run, data, out)
+    _print_plainly(f"Written to {path}")
+
+
+@app.command()
+def tune(
+    config: ConfigArgument,
+    out: Annotated[Path, typer.Option(help="Folder for the study; goes on there.")],
+    data: DataOption = Path("."),
+    trials: Annotated[int, typer.Option(min=1, help="Trials in the end.")] = 20,
+    overrides: OverridesOption = None,
+) -> None:
+    """Search lambda, proxies and the loss's parameters by validation MAP@R."""
+    with plain_errors(), shown_logs("keras_ccp.app.tuning"):
+        from keras_ccp.app import tuning
+        from keras_ccp.app.config import load_config
+
+        experiment = load_config(config, overrides or ())
+        summary = tuning.tune(experiment, data, out, trials)
+    console.print(
+        f"{summary['complete']} trials complete, {summary['pruned']} pruned. "
+        f"Validation MAP@R: best {summary['map_at_r']:.4f}, with the configuration's "
+        f"own values {summary['own_map_at_r']:.4f}"
+    )
+    for key, value in summary["values"].items():
+        console.print(f"  {key}: {value:.4g}")
+    written = ", ".join(name for name in tuning.FILES if (out / name).exists())
+    _print_plainly(f"Written to {out}: {written}")
+
+
+def _score_table(metrics: dict) -> rich.table.Table:
+    """The row of a run beside the published one."""
+    from keras_ccp.app.config import published_row
+
+    table = rich.table.Table(
+        title=f"{metrics['dataset']}, {metrics['method']}: unseen classes, %"
+    )
+    for column in ("", "P@1", "P@R", "MAP@R"):
+        table.add_column(column, justify="right" if column else "left")
+    published = published_row(metrics["dataset"], metrics["method"]) or {}
+    for name, key, reference in (
+        ("each model alone", "separated", "128D"),
+        ("all side by side", "concatenated", "512D"),
+    ):
+        cells = []
+        for score in metrics[key].values():
+            half = score["interval"]
+            width = "" if half is None else f" ± {100 * half:.2f}"
+            cells.append(f"{100 * score['mean']:.2f}{width}")
+        table.add_row(name, *cells)
+        if reference in published:
+            values = [f"{value:.2f}" for value in published[reference]]
+            table.add_row(f"  published, {reference}", *values, style="dim")
+    return table
+
+
+# ==== Searches ====
+
+
+@app.command()
+def index(
+    run: ModelArgument,
+    images: ImagesArgument,
+    out: Annotated[Path, typer.Option(help="Folder for the index.")],
+    backend: Annotated[str, typer.Option(help="exact or scann.")] = "exact",
+) -> None:
+    """Make images searchable: embed them and write an index."""
+    with plain_errors():
+        from keras_ccp.app.search import index_images
+
+        indexed, failures = index_images(run, images, out, backend)
+        _print_failures(failures)
+        _print_plainly(f"{len(indexed.ids)} images indexed in {out}")
+
+
+@app.command()
+def search(
+    index: Annotated[Path, typer.Argument(help="Folder of an index.")],
+    images: Annotated[list[Path], typer.Argument(help="Image files to look for.")],
+    k: Annotated[int, typer.Option("-k", min=1, help="Neighbours to show.")] = 10,
+    html: Annotated[Path | None, typer.Option(help="Page to write.")] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Show the most similar images of an index."""
+    with plain_errors():
+        from keras_ccp.app.search import Searcher, results_table, to_json, write_page
+        from keras_ccp.app.search.results import check_writable_file
+
+        if html is not None:
+            check_writable_file("html", html)
+        results, failures = Searcher(index).search(images, k, progress=not json)
+        _print_failures(failures)
+        if json:
+            typer.echo(to_json(results))
+        else:
+            console.print(results_table(results))
+        if html is not None:
+            write_page(results, html)
+
+
+@app.command()
+def embed(
+    run: ModelArgument,
+    images: ImagesArgument,
+    out: Annotated[Path, typer.Option(help=".npy file to write.")],
+) -> None:
+    """Write the embeddings of images, and beside them the list of their files."""
+    with plain_errors():
+        from keras_ccp.app.search import embed_images
+
+        embedded = embed_images(run, images, out)
+        _print_failures(embedded.failures)
+        _print_plainly(f"{len(embedded.files)} embeddings written to {out}")
+
+
+@app.command()
+def check(
+    model: Annotated[Path, typer.Argument(help="Exported model, run or index.")],
+) -> None:
+    """Check that a model is undamaged and embeds as it did when written."""
+    with plain_errors():
+        from keras_ccp.app.search.check import check_folder
+
+        for name, value in check_folder(model).items():
+            _print_plainly(f"{name}: {value}")
+
+
+def _print_failures(failures: dict[Path, str]) -> None:
+    """Says what was left out, on the standard error stream, apart from results."""
+    for path, reason in failures.items():
+        text = rich.text.Text.assemble(("Skipped", "yellow"), f" {path}: {reason}")
+        errors.print(text, soft_wrap=True)
+
+
+def _print_plainly(text: str) -> None:
+    """Without a look for markup, which a path may hold, and in one line."""
+    console.print(text, markup=False, soft_wrap=True)
+
+
+def main() -> None:
+    """Entry point of the `keras-ccp` command."""
+    app()
