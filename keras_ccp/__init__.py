@@ -6,7 +6,7 @@ from keras_ccp.callback import CCPCallback, WarmUp
 from keras_ccp.k_center import k_center_greedy
 from keras_ccp.layers import LipschitzNormalization, build_embedder
 from keras_ccp.model import CCPModel, ProxyBank
-from keras_ccp.monitor import plots
+from keras_ccp.monitor import figures as plots
 from keras_ccp.monitor.projection_log import ProjectionLog
 from keras_ccp.pipeline import balanced_batches
 

@@ -20,7 +20,6 @@ from keras_ccp.model import (
     reset_slots,
     warn_of_shared_images,
 )
-from keras_ccp.monitor.projections import reference_embeddings
 from keras_ccp.pipeline import EvaluationData
 
 
@@ -499,7 +498,7 @@ class CCPCallback(ProblemEvents):
             current = self.model.embedder.get_weights()
         best.restore(self.model)
         self.model.take_snapshot()
-        converged = reference_embeddings(self.model)
+        converged = self.model.proxy_embeddings()
         if not self.restore_on_projection:
             self.model.embedder.set_weights(current)
         if not self._choose_references(covered=converged):

@@ -893,6 +893,7 @@ class Trainer(keras.Model):
                 kwargs["validation_data"] = data.labelled_batches()
         end_of_data = EndOfData()
         callbacks = [*ordered(callbacks), end_of_data]
+        self.fit_callbacks = callbacks
         for callback in callbacks:
             if hasattr(callback, "set_callbacks"):
                 callback.set_callbacks(callbacks)
@@ -1145,6 +1146,18 @@ class CCPModel(Trainer):
     def reference_bank(self) -> ProxyBank | SampleBank | None:
         """What stands for the classes, `None` with `proxies_per_class=0`."""
         return self.proxy_bank or self.sample_bank
+
+    @property
+    def proxies(self) -> keras.Variable | None:
+        """`(num_classes, proxies_per_class, dim)`, `None` without proxies."""
+        return None if self.proxy_bank is None else self.proxy_bank.proxies
+
+    def proxy_embeddings(self) -> np.ndarray:
+        """`(num_classes, proxies_per_class, dim)` proxies or embedded samples."""
+        if self.sample_bank is None:
+            return np.asarray(self.normalize(self.proxy_bank.proxies))
+        embeddings = self.predict(self.sample_bank.rows(), verbose=0)
+        return embeddings.reshape(self.num_classes, self.proxies_per_class, -1)
 
     def _pair_loss(self, labels: tf.Tensor, embeddings: tf.Tensor) -> tf.Tensor:
         if self.reference_bank is None:

@@ -13,7 +13,7 @@ from keras_ccp.app.tuning.search_space import (
     Parameter,
     with_values,
 )
-from keras_ccp.monitor.plots.search import search_figure
+from keras_ccp.monitor.figures import search_figure
 
 BEST_FILE = "best.yaml"
 TABLE_FILE = "trials.csv"
