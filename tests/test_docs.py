@@ -40,9 +40,7 @@ REFERENCE = sorted((DOCS / "reference").glob("*.md"))
 COMMANDS_NOT_RUN = {
     ("README.md", "python examples/train_emoji.py"): "in tests/test_examples.py",
     ("README.md", "pytest"): "these are the tests",
-    ("concepts.md", "python examples/mnist_figure.py"): (
-        "in tests/test_projection_example.py"
-    ),
+    ("concepts.md", "python examples/mnist_figure.py"): "in tests/test_examples.py",
     ("concepts.md", "tensorboard"): "a server; its event files are looked for",
 }
 # Page and beginning of a block: why its syntax and its commands are checked, no more.

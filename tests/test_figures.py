@@ -9,6 +9,7 @@ import threadpoolctl  # of scikit-learn
 from keras_ccp.monitor.figures import neighbor_gallery, projection_figure, search_figure
 from keras_ccp.monitor.projection_log import Projection, measure
 
+DISTANCE = "mean_inter_class_distance"
 GREY, GREEN, RED = (90, 90, 90), (34, 160, 60), (214, 40, 40)
 
 
@@ -20,8 +21,7 @@ def test_frames_tell_right_from_wrong():
     # A tile is 4 + 2 * 2 of frame + 2 * 1 of white = 10 wide; a row is a query, a
     # gap of 6, two neighbours and a gap of 8: 10 + 6 + 20 + 8 = 44. Two rows across
     # and two down, the fourth of which is blank.
-    assert picture.shape == (20, 88, 3)
-    assert picture.dtype == np.uint8
+    assert picture.shape == (20, 88, 3) and picture.dtype == np.uint8
     frame, inside = 2, 5  # second pixel of the frame, and the picture
     for row, (top, left) in enumerate([(0, 0), (0, 44), (10, 0)]):
         assert tuple(picture[top + frame, left + inside]) == GREY
@@ -32,16 +32,11 @@ def test_frames_tell_right_from_wrong():
             assert tuple(picture[top + frame, x + inside]) == expected
             assert tuple(picture[top + inside, x + inside]) == (20, 20, 20)
     assert (picture[10:, 44:] == 255).all()
-
-
-def test_scale_makes_squares_of_pixels():
+    # Each pixel becomes a square.
     images = np.arange(12, dtype="uint8").reshape(1, 2, 2, 3)
-    picture = neighbor_gallery(images, images[None], [[True]], columns=1, scale=3)
-    start = 3 * 3  # white and frame, three pixels and two times three
-    for y in range(2):
-        for x in range(2):
-            block = picture[start + 3 * y :, start + 3 * x :][:3, :3]
-            assert (block == images[0, y, x]).all()
+    small, large = (neighbor_gallery(images, [images], [[1]], 1, s) for s in (1, 3))
+    np.testing.assert_array_equal(small[3:5, 3:5], images[0])
+    np.testing.assert_array_equal(large, small.repeat(3, axis=0).repeat(3, axis=1))
 
 
 # ==== projection_figure ====
@@ -93,11 +88,9 @@ def test_titles_give_the_numbers():
     first = projection()
     figure = projection_figure([first, first], titles=["before", "after"])
     numbers = measure(first.embeddings, first.labels, first.proxies)
-    radius = numbers["mean_covering_radius"]
-    distance = numbers["mean_inter_class_distance"]
-    assert figure.axes[1].get_title() == (
-        f"after\nMAP@R 0.88   radius {radius:.2f}   distance {distance:.2f}"
-    )
+    radius, distance = numbers["mean_covering_radius"], numbers[DISTANCE]
+    expected = f"after\nMAP@R 0.88   radius {radius:.2f}   distance {distance:.2f}"
+    assert figure.axes[1].get_title() == expected
     assert projection_figure([first]).axes[0].get_title().startswith("problem 1\n")
     with pytest.raises(ValueError, match="at least one. Received: none"):
         projection_figure([])
@@ -112,9 +105,8 @@ def test_titles_do_not_overlap(columns, width):
     # The last row is filled up with panels that are not seen.
     seen = [panel.axison for panel in figure.axes]
     assert seen == [True] * 7 + [False] * (-7 % width)
-    boxes = [panel.title.get_window_extent() for panel in figure.axes[:7]]
-    boxes += [panel.get_window_extent() for panel in figure.axes[:7]]
-    boxes.append(figure.legends[0].get_window_extent())
+    parts = [part for panel in figure.axes[:7] for part in (panel, panel.title)]
+    boxes = [part.get_window_extent() for part in (*parts, figure.legends[0])]
     for i, box in enumerate(boxes):
         assert box.count_overlaps(boxes[:i] + boxes[i + 1 :]) == 0
         assert box.x0 >= 0 and box.y0 >= 0
@@ -174,7 +166,6 @@ def test_search_draws_each_trial():
 )
 def test_missing_package_is_named_with_its_extra(missing, draw, monkeypatch):
     for name in [name for name in sys.modules if name.split(".")[0] == missing]:
-        monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setitem(sys.modules, missing, None)
+        monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(ImportError, match=r"keras-ccp\[plots\]"):
         draw()

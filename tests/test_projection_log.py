@@ -42,9 +42,8 @@ def test_measure_by_arithmetic():
     expected = [(5 + 13**0.5 + 72**0.5) / 3 / (4 / 3), 0]
     np.testing.assert_allclose(spreads, expected, rtol=1e-6)
     assert numbers["proxy_spread"] == pytest.approx(sum(expected) / 2)
-    assert numbers["mean_covering_radius"] == pytest.approx(
-        retrieval.covering_radius(EMBEDDINGS, LABELS, PROXIES)
-    )
+    radius = retrieval.covering_radius(EMBEDDINGS, LABELS, PROXIES)
+    assert numbers["mean_covering_radius"] == pytest.approx(radius)
 
 
 def test_class_of_one_image_has_no_spread():
@@ -102,9 +101,8 @@ def two_pixels(points):
 def shift_model(num_classes=2, proxies_per_class=2, **kwargs):
     inputs = keras.Input((1, 2, 1))
     embedder = keras.Model(inputs, Shift()(inputs))
-    model = CCPModel(
-        embedder, num_classes, proxies_per_class, normalization=None, **kwargs
-    )
+    sizes = num_classes, proxies_per_class
+    model = CCPModel(embedder, *sizes, normalization=None, **kwargs)
     model.compile("sgd", losses.ContrastiveLoss())
     return model
 
@@ -126,11 +124,8 @@ def driven(tmp_path, values, **kwargs):
     for epoch, value in enumerate(values):
         log.on_epoch_begin(epoch)
         model.embedder.set_weights([np.full(2, epoch + 1, "float32")])
-        callback.evaluate = lambda value=value: {
-            "map_at_r": value,
-            "precision_at_1": 0.5,
-            "precision_at_r": 0.25,
-        }
+        metrics = dict.fromkeys(("map_at_r", "precision_at_1", "precision_at_r"), value)
+        callback.evaluate = lambda metrics=metrics: metrics
         callback.on_epoch_end(epoch, {})
     for member in callbacks:
         member.on_train_end()
@@ -152,8 +147,9 @@ def test_line_of_each_problem(tmp_path):
     assert column(lines, "epoch") == [1, 2]
     assert column(lines, "val_map_at_r") == [0.5, 0.9]
     assert column(lines, "is_last") == [False, True]
-    assert column(lines, "num_samples") == [5, 5]
-    assert column(lines, "num_classes") == [2, 2]
+    assert [(line["num_samples"], line["num_classes"]) for line in lines] == 2 * [
+        (5, 2)
+    ]
     assert lines[1]["after"] is None
     records = load_projections(tmp_path)
     for line, record, shift in zip(lines, records, (1, 3), strict=True):
@@ -239,10 +235,8 @@ class FlatEpochs(CCPCallback):
 def fit(directory, epochs, backup=False, **kwargs):
     keras.utils.set_random_seed(0)
     model = shift_model(**kwargs)
-    callbacks = [
-        ProjectionLog(directory),
-        FlatEpochs(POOL, VALIDATION, pool_size=3, patience=1, seed=0),
-    ]
+    flat = FlatEpochs(POOL, VALIDATION, pool_size=3, patience=1, seed=0)
+    callbacks = [ProjectionLog(directory), flat]
     if backup:
         callbacks.append(Backup(directory / "backup"))
     model.fit(*POOL, batch_size=5, epochs=epochs, verbose=0, callbacks=callbacks)
