@@ -7,9 +7,11 @@ before take their place. What is left must be small beside them.
 """
 
 import statistics
+import tempfile
 
 import keras
 import numpy as np
+import tensorflow as tf
 from measuring import arguments, peak_megabytes, report, timed
 
 from keras_ccp import CCPCallback, CCPModel, build_embedder
@@ -43,21 +45,25 @@ def make_callback(num_classes: int) -> CCPCallback:
     made, moved = (x / np.linalg.norm(x, axis=1, keepdims=True) for x in (made, moved))
 
     def predict(batches, verbose=0):
-        # `batches` is set up and not read: its files are not there.
+        # `batches` is set up and not read.
         if int(batches.cardinality()) == 2:  # validation
             return made[:200]
         return (made, moved)[int(model.num_projections.numpy()) % 2]
 
     model.predict = predict
-    labels = np.arange(len(made)) // POOL_SIZE
-    callback = CCPCallback(
-        Dataset([f"pool/{i}.jpg" for i in range(len(labels))], labels),
-        Dataset([f"validation/{i}.jpg" for i in range(200)], np.arange(200) // 2),
-        POOL_SIZE,
-        seed=0,
-    )
-    callback.set_model(model)
-    callback.on_train_begin()
+    with tempfile.TemporaryDirectory() as folder:
+        pool, validation = f"{folder}/pool.jpg", f"{folder}/validation.jpg"
+        for path in (pool, validation):
+            image = np.zeros(embedder.input_shape[1:], np.uint8)
+            tf.io.write_file(path, tf.io.encode_jpeg(image))
+        callback = CCPCallback(
+            Dataset([pool] * len(made), np.arange(len(made)) // POOL_SIZE),
+            Dataset([validation] * 200, np.arange(200) // 2),
+            POOL_SIZE,
+            seed=0,
+        )
+        callback.set_model(model)
+        callback.on_train_begin()
     return callback
 
 
