@@ -1,11 +1,10 @@
 """What CCP adds on the emoji: pairwise loss, one proxy problem and CCP, seed by seed.
 
 All three are the run of `examples/train_emoji.py`: the same network, data, loss and
-steps, scored with the last weights. Pairwise has no proxies; "no switching" solves one
-proxy problem to the end.
+steps, scored with the last weights. Pairwise has no proxies; "one problem" makes no
+projection.
 """
 
-import argparse
 import json
 import pathlib
 import statistics
@@ -13,31 +12,26 @@ import sys
 import time
 
 import keras
-from measuring import report, write
+from measuring import arguments, print_table, write
 
 sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "examples"))
 
 import train_emoji  # noqa: E402
 
-METHODS = {
-    "pairwise": {"proxies_per_class": 0, "switching": False},
-    "no switching": {"proxies_per_class": 4, "switching": False},
-    "CCP": {"proxies_per_class": 4, "switching": True},
-}
+# Proxies of each class and the most projections.
+METHODS = {"pairwise": (0, 0), "one problem": (4, 0), "CCP": (4, None)}
 
 
 def run(method: str, seed: int, steps: int) -> dict:
     """Trains once and scores the unseen classes."""
     start = time.time()
-    settings = METHODS[method]
+    proxies, max_projections = METHODS[method]
     keras.backend.clear_session()
     keras.utils.set_random_seed(seed)
     training, validation, unseen = train_emoji.load(seed)
-    model = train_emoji.make_model(
-        training.num_classes, steps, settings["proxies_per_class"]
-    )
+    model = train_emoji.make_model(training.num_classes, steps, proxies)
     callback = train_emoji.train(
-        model, training, validation, steps, seed, settings["switching"], verbose=0
+        model, training, validation, steps, seed, max_projections, verbose=0
     )
     embeddings = model.predict(unseen.images, verbose=0)
     return {
@@ -50,39 +44,34 @@ def run(method: str, seed: int, steps: int) -> dict:
     }
 
 
-def summary(results: list[dict]) -> list[dict]:
-    """Mean and range in percent over the seeds, for each method that was run."""
-    rows = []
-    for method in dict.fromkeys(result["method"] for result in results):
-        runs = [result for result in results if result["method"] == method]
-        row = {"method": method, "seeds": len(runs)}
-        for metric in train_emoji.METRICS:
-            values = [100 * run[metric] for run in runs]
-            mean = statistics.mean(values)
-            row[metric] = f"{mean:.1f} ({min(values):.1f} to {max(values):.1f})"
-        rows.append(row)
-    return rows
+def summary(method: str, runs: list[dict]) -> dict:
+    """Mean and range in percent over the seeds."""
+    row = {"method": method, "seeds": len(runs)}
+    for metric in train_emoji.METRICS:
+        values = [100 * run[metric] for run in runs]
+        low, mean, high = min(values), statistics.mean(values), max(values)
+        row[metric] = f"{mean:.1f} ({low:.1f} to {high:.1f})"
+    return row
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seeds", type=int, nargs="+", default=list(range(5)))
-    parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
-    parser.add_argument("--steps", type=int, default=train_emoji.STEPS)
-    parser.add_argument("--out", type=pathlib.Path, help="JSON file to write")
-    arguments = parser.parse_args()
+    options = arguments(
+        __doc__, seeds=list(range(5)), methods=list(METHODS), steps=train_emoji.STEPS
+    )
     results = []
-    for seed in arguments.seeds:
-        for method in arguments.methods:
-            results.append(run(method, seed, arguments.steps))
+    for seed in options.seeds:
+        for method in options.methods:
+            results.append(run(method, seed, options.steps))
             print(json.dumps(results[-1]), flush=True)
-            if arguments.out:
-                # After each run: they are long.
-                write(arguments.out, "accuracy", results)
+            write(options.out, "accuracy", results)  # after each run: they are long
     print("unseen classes, %: mean (lowest to highest) over the seeds")
     columns = {"method": "method:", "seeds": "seeds:d"}
     columns |= {key: f"{name}:" for key, name in train_emoji.METRICS.items()}
-    report("accuracy", summary(results), columns, None)
+    rows = [
+        summary(method, [row for row in results if row["method"] == method])
+        for method in options.methods
+    ]
+    print_table(rows, columns)
 
 
 if __name__ == "__main__":

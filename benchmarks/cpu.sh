@@ -12,7 +12,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")"
 python=${PYTHON:-python}
 export TF_CPP_MIN_LOG_LEVEL=${TF_CPP_MIN_LOG_LEVEL:-2}
 
-for name in import_time k_center switch_time evaluation index step_time pipeline soak \
+for name in import_time k_center projection_time evaluation index step_time pipeline soak \
     accuracy; do
     printf '\n== %s\n' "$name"
     "$python" "$name.py" --out "$out/$name.json"

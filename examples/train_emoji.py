@@ -36,34 +36,24 @@ def load(seed: int) -> tuple[datasets.Dataset, datasets.Dataset, datasets.Datase
     """Training, validation and unseen classes.
 
     The 231 unseen classes are the same for every seed. Of the others 16 are held out
-    to decide when to switch; which, is up to the seed.
+    to decide when to project; which, is up to the seed.
     """
     seen, unseen = datasets.emoji().split_classes(230, seed=0)
     training, validation = seen.split_classes(214, seed=seed)
-    return with_turned_copies(training), validation, unseen
-
-
-def with_turned_copies(dataset: datasets.Dataset) -> datasets.Dataset:
-    """Adds each class turned by a quarter, as a class of its own.
-
-    Twice the classes to tell apart: what separates classes that were never seen is
-    learned from the number of classes, and 214 are few.
-    """
-    turned = np.rot90(dataset.images, axes=(1, 2))
-    return datasets.Dataset(
-        np.concatenate([dataset.images, turned]),
-        np.concatenate([dataset.labels, dataset.labels + dataset.num_classes]),
-        [*dataset.class_names, *(f"{name} turned" for name in dataset.class_names)],
+    # Each class turned by a quarter is one more class: what separates classes that were
+    # never seen is learned from the number of classes, and 214 are few.
+    turned = np.rot90(training.images, axes=(1, 2))
+    training = datasets.Dataset(
+        np.concatenate([training.images, turned]),
+        np.concatenate([training.labels, training.labels + training.num_classes]),
+        [*training.class_names, *(f"{name} turned" for name in training.class_names)],
     )
+    return training, validation, unseen
 
 
 def make_model(num_classes: int, steps: int, proxies_per_class: int = 4) -> CCPModel:
-    model = CCPModel(
-        build_embedder(small_cnn(), embedding_dim=64, pooling="flatten"),
-        num_classes=num_classes,
-        proxies_per_class=proxies_per_class,
-        in_batch_weight=1.0,
-    )
+    embedder = build_embedder(small_cnn(), embedding_dim=64, pooling="flatten")
+    model = CCPModel(embedder, num_classes, proxies_per_class, in_batch_weight=1.0)
     schedule = keras.optimizers.schedules.CosineDecay(3e-3, steps, alpha=0.02)
     model.compile(keras.optimizers.Adam(schedule), losses.MultiSimilarityLoss())
     return model
@@ -75,28 +65,25 @@ def train(
     validation: datasets.Dataset,
     steps: int,
     seed: int,
-    switching: bool,
+    max_projections: int | None = None,
     verbose: int = 2,
 ) -> CCPCallback:
     callback = CCPCallback(
-        pool=training,
-        validation=validation,
+        training,
+        validation,
         pool_size=6,
         patience=4,
-        max_projections=None if switching else 0,
+        max_projections=max_projections,
         # The learning rate falls to almost nothing, which does more for the last
         # weights than the best of 40 evaluations on 96 images is worth; so nothing is
-        # taken back, neither at a switch nor at the end.
+        # taken back, neither at a projection nor at the end.
         restore_best=False,
         restore_on_projection=False,
         seed=seed,
     )
+    augment = small_image_augmentation(grayscale=0.3, invert=0.3)
     batches = balanced_batches(
-        training,
-        classes_per_batch=16,
-        samples_per_class=4,
-        seed=seed,
-        augment=small_image_augmentation(grayscale=0.3, invert=0.3),
+        training, classes_per_batch=16, samples_per_class=4, seed=seed, augment=augment
     )
     model.fit(
         batches,
@@ -125,19 +112,11 @@ def draw_neighbors(
     test: datasets.Dataset, embeddings: np.ndarray, seed: int
 ) -> np.ndarray:
     """Sixteen random queries of unseen classes and what is found for them."""
-    _, indices = retrieval.search(embeddings, embeddings, k=5, exclude_self=True)
+    _, found = retrieval.search(embeddings, embeddings, k=5, exclude_self=True)
     queries = np.random.default_rng(seed).choice(len(test), 16, replace=False)
-    found = indices[queries]
+    found = found[queries]
     is_right = test.labels[found] == test.labels[queries, None]
     return plots.neighbor_gallery(test.images[queries], test.images[found], is_right)
-
-
-def print_table(results: dict) -> None:
-    header = "".join(f"{name:>8}" for name in METRICS.values())
-    print(f"\n{'unseen classes, %':<20}{header}")
-    for row in ("raw_pixels", "untrained", "trained"):
-        figures = "".join(f"{100 * results[row][metric]:8.1f}" for metric in METRICS)
-        print(f"{row.replace('_', ' '):<20}{figures}")
 
 
 def main() -> None:
@@ -145,49 +124,44 @@ def main() -> None:
     parser.add_argument("--out", type=pathlib.Path, default="runs/emoji")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--quick", action="store_true", help="a taste, under 40 s")
-    parser.add_argument(
-        "--no-switching", action="store_true", help="one proxy problem to the end"
-    )
+    parser.add_argument("--no-projections", action="store_true", help="one problem")
     arguments = parser.parse_args()
+    out, seed = arguments.out, arguments.seed
     start = time.time()
     logging.basicConfig(level=logging.INFO, format="%(message)s")
-    keras.utils.set_random_seed(arguments.seed)
-    arguments.out.mkdir(parents=True, exist_ok=True)
+    keras.utils.set_random_seed(seed)
 
-    training, validation, test = load(arguments.seed)
+    training, validation, test = load(seed)
     print(f"training:   {training}\nvalidation: {validation}\nunseen:     {test}")
-
     results = {"raw_pixels": score(raw_pixels(test.images), test.labels)}
     steps = 300 if arguments.quick else STEPS
     model = make_model(training.num_classes, steps)
     results["untrained"] = score(model.predict(test.images, verbose=0), test.labels)
-    callback = train(
-        model,
-        training,
-        validation,
-        steps,
-        arguments.seed,
-        switching=not arguments.no_switching,
-    )
+    limit = 0 if arguments.no_projections else None
+    callback = train(model, training, validation, steps, seed, limit)
     embeddings = model.predict(test.images, verbose=0)
     results["trained"] = score(embeddings, test.labels)
 
-    picture = tf.io.encode_png(draw_neighbors(test, embeddings, arguments.seed))
-    (arguments.out / "neighbours.png").write_bytes(picture.numpy())
-    model.export(arguments.out / "embedder", verbose=False)
-    np.savez_compressed(
-        arguments.out / "test_set.npz", images=test.images, labels=test.labels
-    )
+    out.mkdir(parents=True, exist_ok=True)
+    picture = tf.io.encode_png(draw_neighbors(test, embeddings, seed))
+    tf.io.write_file(str(out / "neighbours.png"), picture)
+    model.export(out / "embedder", verbose=False)
+    np.savez_compressed(out / "test_set.npz", images=test.images, labels=test.labels)
+    rows = list(results.items())
     results["seconds"] = round(time.time() - start, 1)
     results["num_projections"] = callback.num_projections
-    results["seed"] = arguments.seed
-    (arguments.out / "results.json").write_text(json.dumps(results, indent=2))
+    results["seed"] = seed
+    (out / "results.json").write_text(json.dumps(results, indent=2))
 
-    print_table(results)
     print(
-        f"\n{results['num_projections']} switches, {results['seconds']} s. "
-        f"Written to {arguments.out}: neighbours.png, embedder/, results.json, "
-        "test_set.npz"
+        f"\n{'unseen classes, %':<20}{''.join(map('{:>8}'.format, METRICS.values()))}"
+    )
+    for name, found in rows:
+        figures = "".join(f"{100 * found[metric]:8.1f}" for metric in METRICS)
+        print(f"{name.replace('_', ' '):<20}{figures}")
+    print(
+        f"\n{results['num_projections']} projections, {results['seconds']} s. Written "
+        f"to {out}: neighbours.png, embedder/, results.json, test_set.npz"
     )
 
 

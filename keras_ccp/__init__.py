@@ -6,8 +6,9 @@ from keras_ccp.callback import CCPCallback, WarmUp
 from keras_ccp.k_center import k_center_greedy
 from keras_ccp.layers import LipschitzNormalization, build_embedder
 from keras_ccp.model import CCPModel
-from keras_ccp.monitor import plots
+from keras_ccp.monitor import figures as plots
 from keras_ccp.monitor.projection_log import ProjectionLog
+from keras_ccp.monitor.tensorboard import CCPTensorBoard
 from keras_ccp.pipeline import balanced_batches
 
 __version__ = "0.1.0"
@@ -16,6 +17,7 @@ __all__ = [
     "Backup",
     "CCPCallback",
     "CCPModel",
+    "CCPTensorBoard",
     "LipschitzNormalization",
     "ProjectionLog",
     "WarmUp",

@@ -162,7 +162,7 @@ def save_checkpoint(
     for partial in directory.glob("partial_checkpoint-*"):
         partial.unlink(missing_ok=True)  # of a process that died: it takes up room
     path = directory / f"checkpoint-{step:08d}.npz"
-    write_arrays(path, step, arrays)
+    _write_arrays(path, arrays)
     others = set(directory.glob("checkpoint-*.npz"))
     # Later ones are of a past that did not happen: this run has gone back.
     for other in others - set(sorted(o for o in others if o <= path)[-keep:]):
@@ -175,7 +175,7 @@ def load_latest(directory: str | os.PathLike) -> tuple[int, dict[str, np.ndarray
     paths = sorted(Path(directory).glob("checkpoint-*.npz"), reverse=True)
     for path in paths:
         try:
-            return int(path.stem.partition("-")[2]), read_arrays(path, 0)
+            return int(path.stem.partition("-")[2]), _read_arrays(path)
         # Of damage zipfile and NumPy raise what they stumble over.
         except Exception as error:
             logger.warning("%s is damaged and left out: %s", path, error)
@@ -188,7 +188,7 @@ def load_latest(directory: str | os.PathLike) -> tuple[int, dict[str, np.ndarray
     return 0, {}
 
 
-def write_arrays(path: Path, step: int, arrays: dict[str, Any]) -> None:  # to go
+def _write_arrays(path: Path, arrays: dict[str, Any]) -> None:
     """Writes a `.npz`, with the types that NumPy does not know in the names."""
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w") as file:
@@ -203,8 +203,8 @@ def write_arrays(path: Path, step: int, arrays: dict[str, Any]) -> None:  # to g
     write_file(path, buffer.getbuffer())
 
 
-def read_arrays(path: Path, step: int) -> dict[str, np.ndarray]:  # to go
-    """Reads what `write_arrays` wrote; the checksums of the format are looked at."""
+def _read_arrays(path: Path) -> dict[str, np.ndarray]:
+    """Reads what `_write_arrays` wrote; the checksums of the format are looked at."""
     arrays = {}
     # Opened here, since NumPy leaves open what is damaged.
     with open(path, "rb") as opened, np.load(opened) as file:

@@ -7,7 +7,6 @@ that was run before, in whatever page, is checked again, and leaves what it left
 """
 
 import contextlib
-import dataclasses
 import importlib
 import importlib.metadata
 import inspect
@@ -19,6 +18,7 @@ import shutil
 import subprocess
 import textwrap
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -29,7 +29,7 @@ from look_alikes import one_bit_png
 from typer.testing import CliRunner
 
 from keras_ccp.app import cli
-from keras_ccp.app.config import check_config, load_config
+from keras_ccp.app.config import load_config
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
@@ -39,32 +39,21 @@ REFERENCE = sorted((DOCS / "reference").glob("*.md"))
 COMMANDS_NOT_RUN = {
     ("README.md", "python examples/train_emoji.py"): "in tests/test_examples.py",
     ("README.md", "pytest"): "these are the tests",
-    ("concepts.md", "python examples/mnist_figure.py"): (
-        "in tests/test_projection_example.py"
-    ),
+    ("concepts.md", "python examples/mnist_figure.py"): "in tests/test_examples.py",
     ("concepts.md", "tensorboard"): "a server; its event files are looked for",
 }
 # Page and beginning of a block: why its syntax and its commands are checked, no more.
 BLOCKS_NOT_RUN = {
-    ("distribution.md", "export TF_CONFIG="): (
-        "takes two machines; two processes in tests/test_multi_worker.py"
-    ),
+    ("distribution.md", "export TF_CONFIG="): "two machines; test_multi_worker.py",
     ("distribution.md", "#!/bin/bash"): "takes a cluster with Slurm",
     ("distribution.md", "apiVersion: v1"): "takes a cluster with Kubernetes",
 }
 # No package is installed: files and extras that `pip install` names are looked for.
-# Page: what is replaced in its Python, by what, and why.
+# Page: what is replaced in its Python, and by what. There are no GPUs (two replicas are
+# in tests/test_strategies.py) and no network (a look-alike lies in ROOT).
 REPLACED = {
-    "distribution.md": (
-        "tf.distribute.MirroredStrategy()",
-        "tf.distribute.get_strategy()",
-        "no GPUs; two replicas in tests/test_strategies.py",
-    ),
-    "reproducing.md": (
-        "download=True",
-        "check_counts=False",
-        "no network; a look-alike lies in ROOT",
-    ),
+    "distribution.md": ("distribute.MirroredStrategy()", "distribute.get_strategy()"),
+    "reproducing.md": ("download=True", "check_counts=False"),
 }
 FENCE = re.compile(
     r'^( *)```(\w*)(?: title="(.+?)")?\n(.*?)^\1```$', re.MULTILINE | re.DOTALL
@@ -75,8 +64,7 @@ BIRDS = "crow dove finch gull hawk heron kite robin swift wren".split()
 # ==== Blocks and commands ====
 
 
-@dataclasses.dataclass(frozen=True)
-class Block:
+class Block(NamedTuple):
     """A fenced block: its language, file name, first line (from 0) and content."""
 
     language: str
@@ -86,28 +74,18 @@ class Block:
 
 
 def blocks_of(text):
-    return [
-        Block(found[2], found[3], text[: found.start(4)].count("\n"), dedented(found))
-        for found in FENCE.finditer(text)
-    ]
-
-
-def dedented(found):
-    return textwrap.dedent(found[4]) if found[1] else found[4]
+    blocks = []
+    for found in FENCE.finditer(text):
+        code = textwrap.dedent(found[4]) if found[1] else found[4]
+        line = text[: found.start(4)].count("\n")
+        blocks.append(Block(found[2], found[3], line, code))
+    return blocks
 
 
 def commands_of(code):
     """The words of each command of a shell block."""
-    commands = []
-    for line in code.replace("\\\n", " ").splitlines():
-        command = []
-        for word in [*shlex.split(line, comments=True), "&&"]:
-            if word != "&&":
-                command.append(word)
-            elif command:
-                commands.append(command)
-                command = []
-    return commands
+    lines = code.replace("\\\n", " ").replace("&&", "\n").splitlines()
+    return [words for line in lines if (words := shlex.split(line, comments=True))]
 
 
 def is_in(table, page, text):
@@ -120,11 +98,9 @@ def extras():
 
 def wrong_words(words, extras):
     """What a command asks for and the project does not have."""
-    wrong = []
-    for word in words:
-        if re.fullmatch(r"(examples|benchmarks|docs)/\S+|\S+\.(py|txt)", word):
-            if not (ROOT / word).is_file():
-                wrong.append(f"no such file: {word}")
+    file = re.compile(r"(examples|benchmarks|docs)/\S+|\S+\.(py|txt)")
+    named = [word for word in words if file.fullmatch(word)]
+    wrong = [f"no such file: {name}" for name in named if not (ROOT / name).is_file()]
     if words[:2] == ["pip", "install"]:
         named = re.findall(r"\[(.+?)\]", " ".join(words))
         missing = set(",".join(named).split(",")) - {""} - extras
@@ -150,34 +126,14 @@ def check_own_command(words):
 # ==== The folder of a page ====
 
 
-def small(config, images):
-    """The same experiment on few small images, with a small network, at once over."""
-    values = config.model_dump()
-    values["data"] |= {
-        "name": "npz",
-        "file": str(images),
-        "split": "ablation",
-        "train_classes": 0.8,
-        "augmentation": "none",
-    }
-    values["embedder"] |= {
-        "backbone": "small_cnn",
-        "weights": None,
-        "frozen_statistics": False,
-        "embedding_dim": 4,
-    }
-    values["model"]["proxies_per_class"] = min(2, config.model.proxies_per_class)
-    values["callback"] |= {"pool_size": 4, "patience": 1}
-    # tests/test_strategies.py trains on several devices.
-    values["distribution"] = {}
-    values["training"] |= {
-        "batch_size": 4,
-        "samples_per_class": 2,
-        "steps_per_evaluation": 1,
-        "max_evaluations": 1,
-        "policy": "float32",
-    }
-    return check_config(values)
+# The same experiment on few small images, with a small network, at once over.
+SMALL = """
+    data.name=npz data.split=ablation data.train_classes=0.8 data.augmentation=none
+    embedder.backbone=small_cnn embedder.weights=null embedder.frozen_statistics=false
+    embedder.embedding_dim=4 callback.pool_size=4 callback.patience=1
+    training.batch_size=4 training.samples_per_class=2 training.steps_per_evaluation=1
+    training.max_evaluations=1 training.policy=float32
+""".split()
 
 
 @pytest.fixture(scope="module")
@@ -188,10 +144,9 @@ def birds(tmp_path_factory):
     images = 20 * np.arange(10)[:, None, None, None, None]
     images = (images + rng.integers(0, 60, (10, 4, 16, 16, 3))).astype("uint8")
     for name, photos in zip(BIRDS, images, strict=True):
-        (folder / "photos" / name).mkdir(parents=True)
         for i, pixels in enumerate(photos, 1):
-            data = tf.io.encode_jpeg(pixels).numpy()
-            (folder / "photos" / name / f"{i}.jpg").write_bytes(data)
+            path = str(folder / "photos" / name / f"{i}.jpg")
+            tf.io.write_file(path, tf.io.encode_jpeg(pixels))
     labels = np.repeat(np.arange(10), 4)
     np.savez(folder / "birds.npz", images=np.concatenate(images), labels=labels)
     return folder
@@ -214,7 +169,9 @@ def place(birds, tmp_path, monkeypatch):
             (folder / f"{number:04d}_{drawer:02d}.png").write_bytes(data)
 
     def load_small(path, overrides=()):
-        return small(load_config(path, overrides), birds / "birds.npz")
+        per_class = min(2, load_config(path, overrides).model.proxies_per_class)
+        more = f"data.file={birds}/birds.npz", f"model.proxies_per_class={per_class}"
+        return load_config(path, [*overrides, *SMALL, *more])
 
     monkeypatch.setattr("keras_ccp.app.config.load_config", load_small)
     return tmp_path
@@ -265,7 +222,7 @@ class Page:
     def run_python(self, block):
         code = block.code
         if self.path.name in REPLACED:
-            code = code.replace(*REPLACED[self.path.name][:2])
+            code = code.replace(*REPLACED[self.path.name])
         # Padded, so that a traceback shows the line of the page.
         padded = "\n" * block.line + code
         exec(compile(padded, self.path, "exec"), self.namespace)
@@ -329,32 +286,20 @@ def test_code_runs(path, place, left):
             page.run(block)
 
 
-@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
-def test_every_fence_is_a_block(path):
-    text = path.read_text("utf-8")
-    fences = re.findall(r"^ *```", text, re.MULTILINE)
-    assert len(fences) == 2 * len(blocks_of(text))
-
-
 def test_exceptions_are_of_use():
     blocks = {path.name: blocks_of(path.read_text("utf-8")) for path in PAGES}
-    for name, start in BLOCKS_NOT_RUN:
-        found = [block for block in blocks[name] if block.code.startswith(start)]
-        assert len(found) == 1, (name, start)
-    for name, start in COMMANDS_NOT_RUN:
-        found = [
-            block
-            for block in blocks[name]
-            if re.search(f"(^|&& ){re.escape(start)}", block.code, re.MULTILINE)
-        ]
-        assert len(found) == 1, (name, start)
-    for name, (old, _, _) in REPLACED.items():
+    for table, before in ((BLOCKS_NOT_RUN, r"\A"), (COMMANDS_NOT_RUN, "(^|&& )")):
+        for name, start in table:
+            pattern = re.compile(before + re.escape(start), re.MULTILINE)
+            assert sum(bool(pattern.search(b.code)) for b in blocks[name]) == 1, start
+    for name, (old, _) in REPLACED.items():
         assert sum(old in block.code for block in blocks[name]) == 1, name
 
 
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
 def test_commands_in_the_text_name_what_exists(path):
     text = FENCE.sub("", path.read_text("utf-8"))
+    assert "```" not in text, "a fence that is not a block"
     own = typer.main.get_command(cli.app).commands
     for code in re.findall(r"`((?:pip|python|keras-ccp) [^`]+)`", text):
         words = code.replace('"', "").split()
@@ -435,19 +380,16 @@ def test_notebook(place):
     notebook = json.loads(path.read_text("utf-8"))
     assert path.stat().st_size < 300_000
     assert set(notebook["metadata"]) == {"kernelspec", "language_info"}
-    # All cells, in one namespace: they are plain Python and need no kernel.
+    assert all(cell["metadata"] == {} for cell in notebook["cells"])
+    cells = [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
+    outputs = [output for cell in cells for output in cell["outputs"]]
+    assert all(output["output_type"] != "error" for output in outputs)
+    assert any("image/png" in output.get("data", {}) for output in outputs)
+    # In one namespace: they are plain Python and need no kernel.
     namespace = {"__name__": "__main__"}
-    types = []
-    for number, cell in enumerate(notebook["cells"]):
-        assert cell["metadata"] == {}
-        if cell["cell_type"] != "code":
-            continue
-        with contextlib.redirect_stdout(io.StringIO()):
-            code = compile("".join(cell["source"]), f"cell {number}", "exec")
-            exec(code, namespace)
-        types += [kind for output in cell["outputs"] for kind in output.get("data", {})]
-        assert all(output["output_type"] != "error" for output in cell["outputs"])
-    assert "image/png" in types
+    with contextlib.redirect_stdout(io.StringIO()):
+        for number, cell in enumerate(cells):
+            exec(compile("".join(cell["source"]), f"cell {number}", "exec"), namespace)
     assert namespace["trained"]["map_at_r"] > namespace["untrained"]["map_at_r"]
 
 
@@ -469,11 +411,8 @@ def test_blocks_are_found_with_their_line():
 
 def test_commands_are_found():
     code = 'pip install -r r.txt  # a\n\npip install -e ".[test]" \\\n && pytest -q'
-    assert commands_of(code) == [
-        ["pip", "install", "-r", "r.txt"],
-        ["pip", "install", "-e", ".[test]"],
-        ["pytest", "-q"],
-    ]
+    found = ["pip install -r r.txt", "pip install -e .[test]", "pytest -q"]
+    assert commands_of(code) == [words.split() for words in found]
 
 
 @pytest.mark.parametrize(
@@ -483,15 +422,12 @@ def test_commands_are_found():
         ('pip install -e ".[test,gone]"', "extra: gone"),
         ("pip install -r missing.txt", "file: missing.txt"),
         ("python setup.py --no-such", "option: --no-such"),
+        ('pip install -r requirements.txt -e ".[test]"', None),
     ],
 )
 def test_wrong_command_is_caught(code, complaint):
-    assert wrong_words(shlex.split(code), {"test"}) == [f"no such {complaint}"]
-
-
-def test_right_commands_pass():
-    for code in ("pip install -r requirements.txt", 'pip install -e ".[test]"'):
-        assert wrong_words(shlex.split(code), {"test"}) == []
+    expected = [f"no such {complaint}"] if complaint else []
+    assert wrong_words(shlex.split(code), {"test"}) == expected
 
 
 @pytest.mark.parametrize(

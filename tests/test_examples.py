@@ -1,16 +1,19 @@
-"""The example runs, and what it leaves behind agrees with itself."""
+"""The examples run, and what they print and leave behind agrees with itself."""
 
 import json
+import runpy
 import subprocess
 import sys
 from pathlib import Path
 
 import numpy as np
+import pytest
 import tensorflow as tf
 
 from keras_ccp import retrieval
+from keras_ccp.monitor.projection_log import load_projections, read_lines
 
-ROOT = Path(__file__).parent.parent
+EXAMPLES = Path(__file__).parent.parent / "examples"
 LOAD_ALONE = """
 import sys
 import numpy as np
@@ -24,17 +27,15 @@ print("keras_ccp" in sys.modules)
 
 
 def run(*arguments):
-    return subprocess.run(
-        [sys.executable, *map(str, arguments)],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout
+    command = [sys.executable, *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
+# ==== train_emoji.py ====
 
 
 def test_emoji_example(tmp_path):
-    printed = run("examples/train_emoji.py", "--quick", "--out", tmp_path)
+    printed = run(EXAMPLES / "train_emoji.py", "--quick", "--out", tmp_path)
     results = json.loads((tmp_path / "results.json").read_text())
     metrics = {"precision_at_1", "precision_at_r", "map_at_r"}
     for row in ("raw_pixels", "untrained", "trained"):
@@ -63,3 +64,56 @@ def test_emoji_example(tmp_path):
     again = retrieval.evaluate(np.load(tmp_path / "e.npy"), labels)
     for metric in metrics:
         np.testing.assert_allclose(again[metric], results["trained"][metric], atol=1e-3)
+
+
+# ==== mnist_figure.py ====
+
+MNIST = str(EXAMPLES / "mnist_figure.py")
+
+
+@pytest.fixture
+def digits(tmp_path):
+    """Noisy stripes, 40 of each of ten kinds, numbered by their first two pixels."""
+    rng = np.random.default_rng(0)
+    labels = np.arange(400) % 10
+    images = rng.integers(0, 50, (400, 28, 28))
+    images[np.arange(400), labels * 2 + 4] = 255
+    images[:, 0, 0] = np.arange(400) % 256
+    images[:, 0, 1] = np.arange(400) // 256
+    path = tmp_path / "digits.npz"
+    np.savez(path, images=images.astype("uint8"), labels=labels)
+    return path
+
+
+def test_mnist_example(digits, tmp_path, monkeypatch, capsys):
+    out = tmp_path / "out"
+    arguments = ["--quick", "--data", str(digits), "--out", str(out)]
+    monkeypatch.setattr(sys, "argv", [MNIST, *arguments])
+    runpy.run_path(MNIST, run_name="__main__")
+    printed = capsys.readouterr().out
+
+    results = json.loads((out / "results.json").read_text())
+    lines, kept = read_lines(out), load_projections(out)
+    assert len(results["problems"]) == len(lines) == len(kept) >= 1
+    for row, line, projection in zip(results["problems"], lines, kept, strict=True):
+        # A tenth of the digits, none of which chose anything.
+        assert projection.embeddings.shape == (40, 2)
+        assert projection.proxies.shape == (10, 4, 2)
+        found = retrieval.evaluate(projection.embeddings, projection.labels)
+        assert row["map_at_r"] == pytest.approx(found["map_at_r"])
+        assert row["mean_covering_radius"] == line["before"]["mean_covering_radius"]
+        assert f"{row['mean_covering_radius']:9.2f}" in printed
+    # The figures of the paper stand beside.
+    assert "0.87     0.54     0.92" in printed
+    picture = tf.io.decode_png((out / "projections.png").read_bytes()).numpy()
+    assert picture.shape[0] > 400 and picture.shape[1] > 400
+
+
+def test_mnist_parts_share_no_image_and_hold_every_class(digits):
+    parts = runpy.run_path(MNIST)["load"](digits, seed=3)
+    assert [len(part) for part in parts] == [320, 40, 40]
+    rows = [part.images[:, 0, :2, 0] @ np.array([1, 256]) for part in parts]
+    assert sorted(np.concatenate(rows)) == list(range(400))
+    for part, taken in zip(parts, rows, strict=True):
+        assert set(part.class_sizes) <= {32, 4}
+        np.testing.assert_array_equal(part.labels, taken % 10)

@@ -16,7 +16,7 @@ import pytest
 import tensorflow as tf
 import yaml
 
-from keras_ccp import losses, plots
+from keras_ccp import losses
 from keras_ccp.app import tuning
 from keras_ccp.app.config import check_config, load_config, with_values
 from keras_ccp.app.fold import Fold, train_fold
@@ -455,34 +455,3 @@ def test_killed_study_goes_on(tmp_path):
     summary = json.loads((fold.directory / "fold.json").read_text())
     assert rows[2]["map_at_r"] == f"{summary['validation']['map_at_r']:.6f}"
     assert len((fold.directory / "log.csv").read_text().splitlines()) == 1 + 3
-
-
-# ==== The picture ====
-
-
-def test_picture():
-    figure = plots.search_figure(
-        [1e-4, 1e-3, 1e-2, 1e-1], [1, 2, 4, 3], [0.5, 0.7, 0.6, 0.9],
-        is_pruned=[False, False, False, True],
-        own=(1e-4, 1),
-    )  # fmt: skip
-    axes = figure.axes[0]
-    assert axes.get_xscale() == "log"
-    discs, crosses, best, own = (c.get_offsets().tolist() for c in axes.collections)
-    # From the worst to the best of those that were not cut short.
-    assert discs == [[1e-4, 1], [1e-2, 4], [1e-3, 2]]
-    assert axes.collections[0].get_array().tolist() == [0.5, 0.6, 0.7]
-    assert crosses == [[1e-1, 3]]
-    assert best == [[1e-3, 2]] and own == [[1e-4, 1]]
-    labels = [text.get_text() for text in figure.legends[0].get_texts()]
-    assert labels == ["cut short", "best, MAP@R 0.7000", "the configuration's own"]
-
-
-def test_picture_is_refused(monkeypatch):
-    with pytest.raises(ValueError, match=r"lengths \[2, 1, 1, 1\]"):
-        plots.search_figure([0.1, 0.2], [1], [0.5])
-    with pytest.raises(ValueError, match="1 of them pruned"):
-        plots.search_figure([0.1], [1], [0.5], [True])
-    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    with pytest.raises(ImportError, match=r"\.\[plots\]"):
-        plots.search_figure([0.1], [1], [0.5])

@@ -41,7 +41,7 @@ def find_images(images: Sequence[str | os.PathLike]) -> list[Path]:
     if not found:
         raise ValueError(
             f"`images` must hold images. Received: {', '.join(map(str, images))}\n"
-            f"Name files, or folders with files that end in {', '.join(sorted(IMAGE_SUFFIXES))}"
+            f"Name files, or folders of files that end in {', '.join(IMAGE_SUFFIXES)}"
         )
     return list(dict.fromkeys(found))
 

@@ -1,4 +1,4 @@
-"""CCPTensorBoard: what Keras' TensorBoard callback does not show of a training."""
+"""What Keras' TensorBoard callback does not show of a training."""
 
 import math
 import os
@@ -6,20 +6,18 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-import keras
 import numpy as np
 import tensorflow as tf
 
-from keras_ccp.callback import BestWeights, CCPCallback, at_best
-from keras_ccp.checks import check_int
-from keras_ccp.monitor.projection_log import ProjectionLog
+from keras_ccp.callback import BestWeights, at_best
+from keras_ccp.files import write_file
+from keras_ccp.monitor.projection_log import ProjectionListener, ProjectionLog
 from keras_ccp.pipeline import EvaluationData
 
 _THUMBNAIL = 32  # pixels; 1000 images make a sprite of 1024 x 1024
-_RUN = "ccp"
 
 
-class CCPTensorBoard(keras.callbacks.Callback):
+class CCPTensorBoard(ProjectionListener):
     """Shows projections, distances and embeddings, beside Keras' `TensorBoard`.
 
     Scalars of each epoch (`loss`, `pair_loss`, `proximal_loss`, the retrieval metrics)
@@ -27,13 +25,10 @@ class CCPTensorBoard(keras.callbacks.Callback):
     the run `ccp`,
 
     - Text: a sentence for each proxy problem that ended.
-    - Scalars, where there is a `ProjectionLog` too: its numbers before and after each
-      switch.
+    - Scalars: the numbers of a `ProjectionLog`, if there is one.
     - Histograms: distances between the images of a class and between those of two, at
       the best weights of each problem.
     - Projector: the embeddings at the end of the training, with thumbnails and names.
-
-    Steps are epochs, as Keras counts them.
 
     Args:
         log_dir: folder that TensorBoard is pointed at.
@@ -43,168 +38,115 @@ class CCPTensorBoard(keras.callbacks.Callback):
             to 1000.
 
     Raises:
-        TypeError: if an argument has another type.
-        ValueError: if `max_images` is below 2, or images are badly labelled. By `fit`:
-            if there is no `CCPCallback`.
+        ValueError: if images are badly labelled. By `fit`: if there is no
+            `CCPCallback`.
+
+    Example: `callbacks=[CCPCallback(training, validation), CCPTensorBoard("logs")]`.
     """
 
     def __init__(
         self, log_dir: str | os.PathLike, images: Any = None, max_images: int = 1000
     ):
         super().__init__()
-        check_int("max_images", max_images, minimum=2)
-        self.log_dir = Path(log_dir)
-        self.max_images = max_images
+        self.folder = Path(log_dir) / "ccp"
+        self.images = None if images is None else EvaluationData(images, "images")
         self.class_names = getattr(images, "class_names", None)
-        self._images = None if images is None else EvaluationData(images, "images")
-        self._log: ProjectionLog | None = None
-        self._data: EvaluationData | None = None
-        self._epoch = 0
-
-    def _find_callbacks(self):
-        callbacks = self.model.fit_callbacks
-        tellers = [c for c in callbacks if isinstance(c, CCPCallback)]
-        if not tellers:
-            raise ValueError(
-                "`callbacks` must hold a CCPCallback beside a CCPTensorBoard; without "
-                "one, keras.callbacks.TensorBoard shows all there is. Received: "
-                f"callbacks={[type(c).__name__ for c in callbacks]}"
-            )
-        self._data = self._images or tellers[0].validation
-        logs = [c for c in callbacks if isinstance(c, ProjectionLog)]
-        self._log = logs[0] if logs else None
-
-    # ==== Events ====
+        self.max_images = max_images
 
     def on_train_begin(self, logs=None):
-        self._find_callbacks()
-        n = len(self._data)
-        chosen = np.random.default_rng(0).permutation(n)[: self.max_images]
-        self._rows = np.sort(chosen)
-        self._labels = self._data.labels[self._rows]
-        self._writer = tf.summary.create_file_writer(str(self.log_dir / _RUN))
-        self._written: dict[str, Any] | None = None
-
-    def on_epoch_begin(self, epoch, logs=None):
-        self._epoch = epoch
+        self.callback = self.ccp_callback()
+        self.data = self.images or self.callback.validation
+        order = np.random.default_rng(0).permutation(len(self.data))
+        self.rows = np.sort(order[: self.max_images])
+        self.labels = self.data.labels[self.rows]
+        self.writer = tf.summary.create_file_writer(str(self.folder))
 
     def on_projection(self, best: BestWeights, is_last: bool) -> None:
-        """Writes what the problem came to; see `CCPCallback`.
-
-        Args:
-            best: the best weights of the problem.
-            is_last: bool, whether no problem follows.
-        """
+        """Writes what the problem came to."""
         with at_best(self.model, best):
-            distances = pair_distances(self._embed(), self._labels)
-        number = int(self.model.num_projections.numpy()) + bool(is_last)
+            distances = pair_distances(self.embed(), self.labels)
+        number = self.callback.num_projections + is_last
         follows = "the training ended" if is_last else "new proxies"
-        with self._writer.as_default(step=self._epoch):
+        with self.writer.as_default(step=self.epoch):
             tf.summary.text(
                 "projection",
-                f"Problem {number} ended with epoch {self._epoch} at MAP@R "
+                f"Problem {number} ended with epoch {self.epoch} at MAP@R "
                 f"{best.map_at_r:.4f}: {follows}.",
             )
-            for name, values in zip(
-                ("same class", "other class"), distances, strict=True
-            ):
+            for name, values in distances.items():
                 if len(values):
                     tf.summary.histogram(f"distances/{name}", values)
 
     def on_epoch_end(self, epoch, logs=None):
-        # After the events of this epoch, wherever the log is in the list.
-        self._write_line()
+        self._write_numbers(is_last=False)
 
     def on_train_end(self, logs=None):
-        self._write_line()
-        self._writer.close()
+        self._write_numbers(is_last=True)
+        self.writer.close()
+        names = self.class_names or range(self.labels.max() + 1)
         write_projector(
-            self.log_dir / _RUN,
-            self._embed(),
-            [self._name(label) for label in self._labels],
-            self._data.batches(self._rows),
+            self.folder,
+            self.embed(),
+            [names[label] for label in self.labels],
+            self.data.batches(self.rows),
         )
 
-    # ==== Parts ====
+    def _write_numbers(self, is_last: bool) -> None:
+        """Writes the log's line of this epoch, if it has one.
 
-    def _embed(self) -> np.ndarray:
-        return self.model.predict(self._data.batches(self._rows), verbose=0)
+        Later than `on_projection`, where the log may be the next to hear.
+        """
+        for log in self.model.fit_callbacks:
+            for line in log.lines[-1:] if isinstance(log, ProjectionLog) else ():
+                if (line["epoch"], line["is_last"]) == (self.epoch, is_last):
+                    self._write_line(line)
 
-    def _name(self, label: int) -> str:
-        return str(label) if self.class_names is None else self.class_names[label]
-
-    def _write_line(self) -> None:
-        """Writes the newest line of the log, if it is new."""
-        lines = [] if self._log is None else self._log.lines
-        if not lines or lines[-1] is self._written:
-            return
-        self._written = lines[-1]
-        with self._writer.as_default(step=self._epoch):
+    def _write_line(self, line: dict[str, Any]) -> None:
+        with self.writer.as_default(step=self.epoch):
             for when in ("before", "after"):
-                for name, value in (self._written[when] or {}).items():
-                    tf.summary.scalar(f"{name}/{when}_switch", value)
+                for name, value in (line[when] or {}).items():
+                    tf.summary.scalar(f"{name}/{when}_projection", value)
 
 
-def pair_distances(
-    embeddings: np.ndarray, labels: np.ndarray
-) -> tuple[np.ndarray, np.ndarray]:
-    """Distances of all pairs, apart by whether a pair shares its class.
-
-    Args:
-        embeddings: `(n, dim)` floats.
-        labels: `(n,)` ints.
-
-    Returns:
-        L2 distances, not squared, of the pairs of one class and of those of two, each
-        pair once: two `(pairs,)` float32 arrays.
-    """
-    same, other = [], []
-    for row in range(len(embeddings) - 1):
-        later = embeddings[row + 1 :]
-        distances = np.linalg.norm(later - embeddings[row], axis=1)
-        is_same = labels[row + 1 :] == labels[row]
-        same.append(distances[is_same])
-        other.append(distances[~is_same])
-    return np.concatenate(same), np.concatenate(other)
+def pair_distances(embeddings: np.ndarray, labels: np.ndarray) -> dict[str, np.ndarray]:
+    """Float32 L2 distances of the pairs of one class and of two, each pair once."""
+    found: dict[str, list] = {"same class": [], "other class": []}
+    for row, embedding in enumerate(embeddings):
+        distances = np.linalg.norm(embeddings[:row] - embedding, axis=1)
+        is_same = labels[:row] == labels[row]
+        found["same class"].append(distances[is_same])
+        found["other class"].append(distances[~is_same])
+    return {name: np.concatenate(distances) for name, distances in found.items()}
 
 
 def write_projector(
-    directory: str | os.PathLike,
+    folder: Path,
     embeddings: np.ndarray,
-    names: Sequence[str],
+    names: Sequence[Any],
     images: Iterable[np.ndarray],
 ) -> None:
-    """Writes files that TensorBoard's projector shows.
+    """Writes the files of TensorBoard's projector into the folder of a run.
 
-    Args:
-        directory: folder of a TensorBoard run, or `log_dir` itself.
-        embeddings: `(n, dim)` floats.
-        names: n names, shown with the points; those of classes give them colours.
-        images: batches `(batch, height, width, channels)` of the n images, uint8 or
-            floats from 0 to 1. Of other than three channels the first is shown.
+    `images` are batches `(batch, height, width, channels)`, uint8 or floats from 0 to
+    1. Of other than three channels the first is shown.
     """
-    directory = Path(directory)
-    directory.mkdir(parents=True, exist_ok=True)
-    np.savetxt(directory / "embeddings.tsv", embeddings, fmt="%.6g", delimiter="\t")
+    from tensorboard.plugins import projector
+
     # A tab or a line end in a name would make columns and rows of it.
     rows = [" ".join(str(name).split()) for name in names]
-    text = "".join(f"{row}\n" for row in rows)
-    (directory / "metadata.tsv").write_text(text, "utf-8")
+    write_file(folder / "metadata.tsv", "".join(f"{row}\n" for row in rows))
+    np.savetxt(folder / "embeddings.tsv", embeddings, fmt="%.6g", delimiter="\t")
     thumbnails = np.concatenate([_thumbnails(np.asarray(batch)) for batch in images])
-    sprite = tf.io.encode_png(_sprite(thumbnails))
-    (directory / "sprite.png").write_bytes(sprite.numpy())
-    (directory / "projector_config.pbtxt").write_text(
-        "embeddings {\n"
-        '  tensor_name: "embeddings"\n'
-        '  tensor_path: "embeddings.tsv"\n'
-        '  metadata_path: "metadata.tsv"\n'
-        "  sprite {\n"
-        '    image_path: "sprite.png"\n'
-        f"    single_image_dim: {_THUMBNAIL}\n"
-        f"    single_image_dim: {_THUMBNAIL}\n"
-        "  }\n"
-        "}\n"
+    write_file(folder / "sprite.png", tf.io.encode_png(_sprite(thumbnails)).numpy())
+    config = projector.ProjectorConfig()
+    shown = config.embeddings.add(
+        tensor_name="embeddings",
+        tensor_path="embeddings.tsv",
+        metadata_path="metadata.tsv",
     )
+    shown.sprite.image_path = "sprite.png"
+    shown.sprite.single_image_dim.extend([_THUMBNAIL, _THUMBNAIL])
+    projector.visualize_embeddings(str(folder), config)
 
 
 def _thumbnails(images: np.ndarray) -> np.ndarray:
@@ -221,4 +163,4 @@ def _sprite(thumbnails: np.ndarray) -> np.ndarray:
     blank = ((0, side * side - len(thumbnails)), (0, 0), (0, 0), (0, 0))
     grid = np.pad(thumbnails, blank, constant_values=255)
     grid = grid.reshape(side, side, *thumbnails.shape[1:])
-    return np.concatenate([np.concatenate(row, axis=1) for row in grid])
+    return grid.swapaxes(1, 2).reshape(side * _THUMBNAIL, side * _THUMBNAIL, 3)

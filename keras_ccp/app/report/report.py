@@ -7,8 +7,6 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from keras_ccp import retrieval
 from keras_ccp.app.config import dump_config, published_row
 from keras_ccp.app.images import relative
@@ -26,7 +24,7 @@ from keras_ccp.app.run import (
 )
 from keras_ccp.app.splits import Splits, load_splits
 from keras_ccp.files import write_file
-from keras_ccp.pipeline import embed
+from keras_ccp.pipeline import EvaluationData, embed
 
 _SHOWN = 5
 _QUERIES, _PAIRS = 6, 12

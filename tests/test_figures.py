@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 import threadpoolctl  # of scikit-learn
 
-from keras_ccp.monitor.plots import neighbor_gallery, projection_figure
-from keras_ccp.monitor.projections import Projection, measure
+from keras_ccp.monitor.figures import neighbor_gallery, projection_figure, search_figure
+from keras_ccp.monitor.projection_log import Projection, measure
 
+DISTANCE = "mean_inter_class_distance"
 GREY, GREEN, RED = (90, 90, 90), (34, 160, 60), (214, 40, 40)
 
 
@@ -20,8 +21,7 @@ def test_frames_tell_right_from_wrong():
     # A tile is 4 + 2 * 2 of frame + 2 * 1 of white = 10 wide; a row is a query, a
     # gap of 6, two neighbours and a gap of 8: 10 + 6 + 20 + 8 = 44. Two rows across
     # and two down, the fourth of which is blank.
-    assert picture.shape == (20, 88, 3)
-    assert picture.dtype == np.uint8
+    assert picture.shape == (20, 88, 3) and picture.dtype == np.uint8
     frame, inside = 2, 5  # second pixel of the frame, and the picture
     for row, (top, left) in enumerate([(0, 0), (0, 44), (10, 0)]):
         assert tuple(picture[top + frame, left + inside]) == GREY
@@ -32,22 +32,11 @@ def test_frames_tell_right_from_wrong():
             assert tuple(picture[top + frame, x + inside]) == expected
             assert tuple(picture[top + inside, x + inside]) == (20, 20, 20)
     assert (picture[10:, 44:] == 255).all()
-
-
-def test_scale_makes_squares_of_pixels():
+    # Each pixel becomes a square.
     images = np.arange(12, dtype="uint8").reshape(1, 2, 2, 3)
-    picture = neighbor_gallery(images, images[None], [[True]], columns=1, scale=3)
-    start = 3 * 3  # white and frame, three pixels and two times three
-    for y in range(2):
-        for x in range(2):
-            block = picture[start + 3 * y :, start + 3 * x :][:3, :3]
-            assert (block == images[0, y, x]).all()
-
-
-def test_shapes_must_fit():
-    images = np.zeros((2, 4, 4, 3), "uint8")
-    with pytest.raises(ValueError, match="`neighbors` must hold k images"):
-        neighbor_gallery(images, images[:, None], [[True], [True], [False]])
+    small, large = (neighbor_gallery(images, [images], [[1]], 1, s) for s in (1, 3))
+    np.testing.assert_array_equal(small[3:5, 3:5], images[0])
+    np.testing.assert_array_equal(large, small.repeat(3, axis=0).repeat(3, axis=1))
 
 
 # ==== projection_figure ====
@@ -99,24 +88,25 @@ def test_titles_give_the_numbers():
     first = projection()
     figure = projection_figure([first, first], titles=["before", "after"])
     numbers = measure(first.embeddings, first.labels, first.proxies)
-    radius = numbers["mean_covering_radius"]
-    distance = numbers["mean_inter_class_distance"]
-    assert figure.axes[1].get_title() == (
-        f"after\nMAP@R 0.88   radius {radius:.2f}   distance {distance:.2f}"
-    )
+    radius, distance = numbers["mean_covering_radius"], numbers[DISTANCE]
+    expected = f"after\nMAP@R 0.88   radius {radius:.2f}   distance {distance:.2f}"
+    assert figure.axes[1].get_title() == expected
     assert projection_figure([first]).axes[0].get_title().startswith("problem 1\n")
+    with pytest.raises(ValueError, match="at least one. Received: none"):
+        projection_figure([])
+    with pytest.raises(ValueError):
+        projection_figure([first], titles=["a", "b"])
 
 
-@pytest.mark.parametrize(("columns", "width"), [(1, 1), (3, 3), (5, 5), (9, 7)])
+@pytest.mark.parametrize(("columns", "width"), [(1, 1), (3, 3), (9, 7)])
 def test_titles_do_not_overlap(columns, width):
     figure = projection_figure([projection()] * 7, columns=columns)
     figure.draw_without_rendering()
     # The last row is filled up with panels that are not seen.
     seen = [panel.axison for panel in figure.axes]
     assert seen == [True] * 7 + [False] * (-7 % width)
-    boxes = [panel.title.get_window_extent() for panel in figure.axes[:7]]
-    boxes += [panel.get_window_extent() for panel in figure.axes[:7]]
-    boxes.append(figure.legends[0].get_window_extent())
+    parts = [part for panel in figure.axes[:7] for part in (panel, panel.title)]
+    boxes = [part.get_window_extent() for part in (*parts, figure.legends[0])]
     for i, box in enumerate(boxes):
         assert box.count_overlaps(boxes[:i] + boxes[i + 1 :]) == 0
         assert box.x0 >= 0 and box.y0 >= 0
@@ -145,17 +135,37 @@ def test_more_dimensions_by_t_sne():
     assert f"radius {numbers['mean_covering_radius']:.2f}" in one.get_title()
 
 
-def test_projections_must_be_there():
-    with pytest.raises(ValueError, match="Received: 0 projections and 0 titles"):
-        projection_figure([])
-    with pytest.raises(ValueError, match="Received: 1 projections and 2 titles"):
-        projection_figure([projection()], titles=["a", "b"])
+# ==== search_figure ====
 
 
-@pytest.mark.parametrize(("missing", "dim"), [("matplotlib", 2), ("sklearn", 3)])
-def test_missing_package_is_named_with_its_extra(missing, dim, monkeypatch):
+def test_search_draws_each_trial():
+    figure = search_figure(
+        [1e-4, 1e-3, 1e-2, 1e-1], [1, 2, 4, 3], [0.5, 0.7, 0.6, 0.9],
+        is_pruned=[False, False, False, True],
+        own=(1e-4, 1),
+    )  # fmt: skip
+    axes = figure.axes[0]
+    assert axes.get_xscale() == "log"
+    discs, crosses, best, own = (c.get_offsets().tolist() for c in axes.collections)
+    # From the worst to the best of those that were not cut short.
+    assert discs == [[1e-4, 1], [1e-2, 4], [1e-3, 2]]
+    assert axes.collections[0].get_array().tolist() == [0.5, 0.6, 0.7]
+    assert crosses == [[1e-1, 3]]
+    assert best == [[1e-3, 2]] and own == [[1e-4, 1]]
+    labels = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert labels == ["cut short", "best, MAP@R 0.7000", "the configuration's own"]
+
+
+@pytest.mark.parametrize(
+    ("missing", "draw"),
+    [
+        ("matplotlib", lambda: projection_figure([projection()])),
+        ("matplotlib", lambda: search_figure([0.1], [1], [0.5])),
+        ("sklearn", lambda: projection_figure([projection(3)])),
+    ],
+)
+def test_missing_package_is_named_with_its_extra(missing, draw, monkeypatch):
     for name in [name for name in sys.modules if name.split(".")[0] == missing]:
-        monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setitem(sys.modules, missing, None)
-    with pytest.raises(ImportError, match=r'pip install -e "\.\[plots\]"'):
-        projection_figure([projection(dim)])
+        monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(ImportError, match=r"keras-ccp\[plots\]"):
+        draw()
