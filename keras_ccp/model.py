@@ -267,7 +267,9 @@ class CCPModel(keras.Model):
                 "\nThe loss compares pairs; draw samples more often instead"
             )
         integer = labels is not None and labels.dtype.is_integer
-        if not integer or labels.shape.rank != 1 and labels.shape[1:] != (1,):
+        if not integer or (
+            labels.shape.rank != 1 and not labels.shape[1:].is_compatible_with((1,))
+        ):
             received = labels is not None and f"{labels.dtype.name} {labels.shape}"
             raise ValueError(
                 f"`y` must be integers, one an image. Received: {received or None}\n"

@@ -406,7 +406,9 @@ SOURCES = {
         tf.data.Dataset.from_tensor_slices((x, y)).batch(4), verbose=0
     ),
     "generator": lambda m, x, y: m.fit(
-        (Items(x, y)[i] for i in range(len(x) // 4)), verbose=0
+        (Items(x, y)[i] for i in range(len(x) // 4)),
+        steps_per_epoch=len(x) // 4,
+        verbose=0,
     ),
     "PyDataset": lambda m, x, y: m.fit(Items(x, y), verbose=0, shuffle=False),
     "batch": lambda m, x, y: m.train_on_batch(x, y),
