@@ -68,7 +68,10 @@ setup(
         "Topic :: Scientific/Engineering :: Artificial Intelligence",
     ],
     python_requires=">=3.10,<3.14",
-    packages=[*find_packages(include=["keras_ccp", "keras_ccp.*"]), "keras_ccp.configs"],
+    packages=[
+        *find_packages(include=["keras_ccp", "keras_ccp.*"]),
+        "keras_ccp.configs",
+    ],
     # A checkout has them at its top, a wheel inside of the package.
     package_dir={"keras_ccp.configs": "configs"},
     package_data={
