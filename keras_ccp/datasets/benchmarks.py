@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+import scipy.io
 
-from keras_ccp.checks import require
 from keras_ccp.datasets.archive import download_folder
 from keras_ccp.datasets.dataset import Dataset
 from keras_ccp.datasets.readers import find_files, reading
@@ -117,7 +117,7 @@ def cars196(
     Two forms of the archive are in use, with the same 16,185 images: `cars_annos.mat`
     and `car_ims/`; or `cars_train/`, `cars_test/` and `devkit/` with `cars_meta.mat`,
     `cars_train_annos.mat` and `cars_test_annos_withlabels.mat` (which may also lie in
-    `root`). Needs SciPy: `pip install "keras-ccp[cars]"`.
+    `root`).
 
     Args:
         root: The folder of either form.
@@ -127,12 +127,11 @@ def cars196(
         Training and test half as paths, 8,054 and 8,131 images of 98 classes each;
         `class_names` such as "AM General Hummer SUV 2000".
     """
-    matlab = require("scipy.io", "cars")
     root = Path(root).expanduser()
 
     def read(path: Path, key: str) -> np.ndarray:
         with path.open("rb") as file, reading(f"{path} is damaged", ""):
-            return np.atleast_1d(matlab.loadmat(file, squeeze_me=True)[key])
+            return np.atleast_1d(scipy.io.loadmat(file, squeeze_me=True)[key])
 
     with _reading(root, f"{_CARS}, cars_annos.mat and car_ims/ or the devkit/ form"):
         if (root / "devkit").is_dir():
