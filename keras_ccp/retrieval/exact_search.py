@@ -61,8 +61,8 @@ def search(
     Example:
 
         >>> points = np.array([[0.0], [1.0], [3.0]])
-        >>> search(points, points, k=1, exclude_self=True)[1]
-        array([[1], [0], [1]])
+        >>> search(points, points, k=1, exclude_self=True)[1].tolist()
+        [[1], [0], [1]]
     """
     query = as_embeddings("query_embeddings", query_embeddings)
     gallery = as_embeddings("gallery_embeddings", gallery_embeddings, query.shape[1])
