@@ -124,7 +124,7 @@ def normalization_layer(
 
 def normalized(model: keras.Model, normalization: str | None) -> keras.Model:
     """The network, or one of the same layers that also ends in the normalisation."""
-    (output,) = model.outputs
+    (images,), (output,) = model.inputs, model.outputs
     if len(output.shape) != 2:
         raise ValueError(
             "`embedder` must give vectors, (batch, embedding_dim). Received: output "
@@ -133,7 +133,7 @@ def normalized(model: keras.Model, normalization: str | None) -> keras.Model:
     layer, last = normalization_layer(normalization), model.layers[-1]
     if type(last) is type(layer) and last.compute_dtype == "float32":
         return model
-    return keras.Model(model.inputs, layer(output), name=model.name)
+    return keras.Model(images, layer(output), name=model.name)
 
 
 @keras.saving.register_keras_serializable(package="keras_ccp")
