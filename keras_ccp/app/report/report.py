@@ -85,7 +85,9 @@ def write_report(
         histories=histories,
         charts=charts,
         config=dump_config(config),
-        versions=json.loads(record.read_text("utf-8"))["versions"],
+        versions=json.loads(record.read_text("utf-8"))["versions"]
+        if record.exists()
+        else {},
         num_joined=len(first),
         **_results(splits, join_embedders(first), Path(root)),
     )
