@@ -43,3 +43,47 @@ def golden() -> dict[str, np.ndarray]:
     for value in values.values():
         value.flags.writeable = False  # shared by all tests
     return values
+
+
+# ==== What tests of several files start from ====
+
+
+def pair_problem(seed=0):
+    """Labels and vectors of 12 samples and 9 references.
+
+    Samples are of classes 0-4, one of them alone and one, 2, without a reference;
+    references are of 0-5: 1, 3, 0, 2, 1, 2.
+    """
+    rng = np.random.default_rng(seed)
+    labels = np.array([0, 0, 0, 1, 1, 1, 1, 2, 2, 3, 3, 4], "int32")
+    references = np.array([5, 1, 3, 1, 0, 5, 3, 4, 1], "int32")
+    return labels, rng.normal(size=(12, 3)), references, rng.normal(size=(9, 3))
+
+
+def with_gradients(loss, labels, x, references, r, **kwargs):
+    """Rows of a loss, their mean, and its gradients with respect to `x` and `r`."""
+    x, r = (tf.convert_to_tensor(vectors) for vectors in (x, r))
+    with tf.GradientTape() as tape:
+        tape.watch((x, r))
+        rows = loss.pairs(labels, x, references, r, **kwargs)
+        mean = tf.reduce_mean(rows)
+    # A side that the loss does not depend on has gradient 0.
+    gradients = tape.gradient(mean, (x, r), unconnected_gradients="zero")
+    return rows, mean, [tf.convert_to_tensor(gradient) for gradient in gradients]
+
+
+def mirrored(num_replicas=2):
+    """Without collective operations, whose keys two strategies would share."""
+    return tf.distribute.MirroredStrategy(
+        [f"CPU:{i}" for i in range(num_replicas)],
+        cross_device_ops=tf.distribute.ReductionToOneDevice(),
+    )
+
+
+def on_replicas(step, *batch, num_replicas=2):
+    """What a step gives on each replica, which get the batch in equal parts."""
+    strategy = mirrored(num_replicas)
+    batches = tf.data.Dataset.from_tensor_slices(batch).batch(len(batch[0]))
+    parts = next(iter(strategy.experimental_distribute_dataset(batches)))
+    results = tf.function(strategy.run)(step, args=parts)
+    return tf.nest.map_structure(strategy.experimental_local_results, results)
