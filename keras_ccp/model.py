@@ -266,6 +266,7 @@ class CCPModel(keras.Model):
                 "`sample_weight` and `class_weight` must be left out. Received: weights"
                 "\nThe loss compares pairs; draw samples more often instead"
             )
+        labels = labels if labels is None else tf.convert_to_tensor(labels)
         integer = labels is not None and labels.dtype.is_integer
         if not integer or (
             labels.shape.rank != 1 and not labels.shape[1:].is_compatible_with((1,))
