@@ -14,6 +14,9 @@ import numpy as np  # noqa: E402
 import pytest  # noqa: E402
 import tensorflow as tf  # noqa: E402
 
+from keras_ccp import CCPModel, build_embedder  # noqa: E402
+from keras_ccp.datasets import Dataset  # noqa: E402
+
 SEED = 0
 GOLDEN = Path(__file__).parent / "golden" / "reference_oracles.npz"
 
@@ -87,3 +90,22 @@ def on_replicas(step, *batch, num_replicas=2):
     parts = next(iter(strategy.experimental_distribute_dataset(batches)))
     results = tf.function(strategy.run)(step, args=parts)
     return tf.nest.map_structure(strategy.experimental_local_results, results)
+
+
+def color_data(num_classes=4, per_class=4):
+    """Images of one random colour a class, with noise."""
+    rng = np.random.default_rng(0)
+    colors = rng.integers(40, 215, (num_classes, 1, 1, 1, 3))
+    noise = rng.integers(-30, 30, (num_classes, per_class, 8, 8, 3))
+    images = (colors + noise).astype("uint8").reshape(-1, 8, 8, 3)
+    return Dataset(images, np.repeat(np.arange(num_classes), per_class))
+
+
+def small_model(num_classes=4, **kwargs):
+    """A network for `color_data` with a convolution, batch norm and a Dense layer."""
+    inputs = keras.Input((8, 8, 3), dtype="uint8")
+    x = keras.layers.Rescaling(1 / 255)(inputs)
+    x = keras.layers.Conv2D(4, 3, activation="relu")(x)
+    x = keras.layers.BatchNormalization()(x)
+    embedder = build_embedder(keras.Model(inputs, x), embedding_dim=5)
+    return CCPModel(embedder, num_classes, **{"proxies_per_class": 2, **kwargs})

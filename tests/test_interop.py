@@ -297,7 +297,14 @@ def test_neighbouring_labels_survive_mixed_precision(name):
 # ==== Training ====
 
 
-@pytest.mark.parametrize("name", ALL)
+# Each way that a batch is gathered.
+GATHERED = ["MultiSimilarityLoss", "PNLoss"]
+GATHERED += [
+    pytest.param(name, marks=needs_addons) for name in ("contrastive", "npairs")
+]
+
+
+@pytest.mark.parametrize("name", GATHERED)
 def test_two_replicas_give_what_one_gives(name):
     loss = make(name)
     labels, x, references, r = problem()
