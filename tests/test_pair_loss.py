@@ -21,12 +21,11 @@ def random_problem():
 
 
 @pytest.mark.parametrize("name", ALL)
-@pytest.mark.parametrize("jit_compile", [False, True])
-def test_trains_any_keras_model(name, jit_compile):
+def test_trains_any_keras_model(name):
     labels, x, *_ = random_problem()
     model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
     before = model.get_weights()[0]
-    model.compile("sgd", loss=losses.get(name), jit_compile=jit_compile)
+    model.compile("sgd", loss=losses.get(name), jit_compile=False)
     expected = losses.get(name)(labels, model(x))
     history = model.fit(x, labels[:, None], batch_size=12, verbose=0)
     assert history.history["loss"][0] == pytest.approx(float(expected), rel=1e-5)
