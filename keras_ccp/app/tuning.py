@@ -378,7 +378,7 @@ def _table(study: Any, space: dict[str, Parameter]) -> str:
 
 
 def _picture(study: Any, space: dict[str, Parameter]) -> bytes:
-    from keras_ccp import plots  # needs matplotlib
+    from keras_ccp.monitor import figures as plots  # needs matplotlib
 
     drawn = _in(study, "COMPLETE", "PRUNED")
     figure = plots.search_figure(

@@ -339,12 +339,21 @@ class RetrievalIndex:
 
 
 def has_index(path: str | os.PathLike) -> bool:
-    """Whether a folder holds an index, in any state."""
+    """Whether a folder holds an index, in any state.
+
+    Args:
+        path: the folder, which need not exist.
+    """
     return (Path(path) / _MANIFEST).is_file()
 
 
 def check_index_folder(name: str, path: str | os.PathLike) -> None:
-    """Refuses a folder in which an index would lie among other files."""
+    """Refuses a folder in which an index would lie among other files.
+
+    Args:
+        name: what the argument is called where it was given.
+        path: the folder, which need not exist.
+    """
     path = Path(path)
     if has_index(path) or not path.exists():
         return
@@ -360,7 +369,11 @@ def check_index_folder(name: str, path: str | os.PathLike) -> None:
 
 
 def check_backend(backend: str) -> None:
-    """Refuses what is not the name of a way to search."""
+    """Refuses what is not the name of a way to search.
+
+    Args:
+        backend: `"exact"` or `"scann"`.
+    """
     if backend not in ("exact", "scann"):
         raise ValueError(
             f"`backend` must be 'exact' or 'scann'. Received: backend={backend!r}\n"
