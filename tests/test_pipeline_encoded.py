@@ -10,6 +10,7 @@ import pytest
 import tensorflow as tf
 
 from keras_ccp.datasets import Dataset, verify
+from keras_ccp.images import random_box
 from keras_ccp.pipeline import (
     EvaluationData,
     balanced_batches,
@@ -18,7 +19,6 @@ from keras_ccp.pipeline import (
     decode_center_crop,
     mlrc_augmentation,
 )
-from keras_ccp.pipeline.images import random_box
 
 LABELS = np.repeat([0, 1, 2], [4, 3, 5])
 BROKEN = 7

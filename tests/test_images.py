@@ -12,8 +12,8 @@ import PIL.ImageOps
 import pytest
 import tensorflow as tf
 
+from keras_ccp.images import decode_crop
 from keras_ccp.pipeline import decode_center_crop, decode_image, orientation
-from keras_ccp.pipeline.images import decode_crop
 
 # Largest difference of libjpeg's fast transform to its accurate one in these pictures.
 FAST_DCT = 8
