@@ -245,7 +245,7 @@ def _pillow_pixels(encoded: bytes) -> np.ndarray:
         with PIL.Image.open(io.BytesIO(encoded), formats=_FORMATS) as image:
             if not 0 < image.width * image.height <= MAX_PIXELS:
                 raise ValueError(f"{_TOO_LARGE}: {image.width} x {image.height}")
-            image = PIL.ImageOps.exif_transpose(image)
+            PIL.ImageOps.exif_transpose(image, in_place=True)
             pixels = np.empty((image.height, image.width, 3), np.uint8)
             step = max(1, _STRIP // image.width)
             for top in range(0, image.height, step):
