@@ -14,6 +14,7 @@ import tensorflow as tf
 
 from keras_ccp import distribute, losses, pipeline, retrieval
 from keras_ccp.datasets import Dataset
+from keras_ccp.images import BrokenImage, failure
 from keras_ccp.layers import normalization_layer, normalized
 from keras_ccp.pipeline import EvaluationData
 
@@ -98,6 +99,8 @@ class CCPModel(keras.Model):
             raise ValueError('`references` must be "proxies" or "samples"')
         super().__init__(**kwargs)
         self.embedder = normalized(embedder, normalization)
+        if distribute.num_replicas() > 1:  # as in the scope of a strategy
+            distribute.synchronize_batch_norm(self.embedder)
         self.num_classes = num_classes
         self.proxies_per_class = proxies_per_class
         self.proximal_weight = proximal_weight
@@ -453,9 +456,9 @@ class CCPModel(keras.Model):
 
     def check_images(self, data: EvaluationData) -> None:
         """Refuses another size, and pixels of 0..1 where the embedder takes 0..255."""
-        images = next(iter(data.batches(np.arange(min(32, len(data))))))
-        self.embedder.compute_output_shape(images.shape)  # Keras looks at the size
         with _plain_errors():
+            images = next(iter(data.batches(np.arange(min(32, len(data))))))
+            self.embedder.compute_output_shape(images.shape)  # Keras looks at the size
             _pixel_assertions(images, self.embedder)
         scales = [
             np.max(np.abs(layer.scale))
@@ -560,6 +563,8 @@ def _plain_errors() -> Iterator[None]:
     try:
         yield
     except tf.errors.InvalidArgumentError as error:
+        if "keras_ccp.datasets.verify" in str(error):
+            raise BrokenImage(failure(error)) from None
         for mark, message in _MESSAGES.items():
             if mark in str(error):
                 values = re.split(r"[\[\]\s']+", str(error).rpartition(mark)[2])

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -10,6 +11,7 @@ import time
 from pathlib import Path
 
 import keras
+import look_alikes
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -238,6 +240,16 @@ def test_each_model_is_named(run, tmp_path, monkeypatch, caplog):
         "repetition 2 of 2, model 1 of 2",
         "repetition 2 of 2, model 2 of 2",
     ]
+
+
+def test_a_run_names_the_image_that_it_cannot_decode(tmp_path):
+    look_alikes.write_class_folders(tmp_path / "data", dict.fromkeys("abcdefgh", 4))
+    broken = tmp_path / "data" / "a" / "2.jpg"
+    broken.write_bytes(broken.read_bytes()[:300])
+    data = {"name": "folder", "augmentation": "mlrc", "size": 16, "unreadable": None}
+    config = small_config(data={**data, "train_classes": 6, "split_seed": None})
+    with pytest.raises(ValueError, match=re.escape(f"fail: {broken} (Invalid JPEG ")):
+        train_run(config, tmp_path / "data", tmp_path / "out")
 
 
 def test_too_few_classes_leave_nothing_behind(tmp_path):

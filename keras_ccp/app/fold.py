@@ -14,8 +14,8 @@ from keras_ccp import backbones, losses, pipeline
 from keras_ccp.app.config import Config, EmbedderConfig
 from keras_ccp.backup import Backup
 from keras_ccp.callback import CCPCallback, WarmUp
-from keras_ccp.datasets import Dataset
-from keras_ccp.distribute import is_chief, synchronize_batch_norm, writable
+from keras_ccp.datasets import Dataset, verify
+from keras_ccp.distribute import is_chief, writable
 from keras_ccp.files import write_file
 from keras_ccp.layers import build_embedder
 from keras_ccp.model import CCPModel
@@ -62,8 +62,6 @@ def train_fold(
     start = time.perf_counter()
     with strategy.scope():
         model = make_model(config, fold.training, Path(root))
-    if strategy.num_replicas_in_sync > 1:
-        synchronize_batch_norm(model.embedder)
     callback = CCPCallback(
         fold.training, fold.validation, seed=fold.seed, **config.callback
     )
@@ -78,13 +76,17 @@ def train_fold(
         ]
         if training.warm_up_epochs:
             logs.append(WarmUp(training.warm_up_epochs))
-        model.fit(
-            training_batches(config, fold, first_batch),
-            steps_per_epoch=training.steps_per_evaluation,
-            epochs=training.max_evaluations,
-            verbose=verbose if is_chief(strategy) else 0,
-            callbacks=[callback, *logs, *callbacks, backup],
-        )
+        try:
+            model.fit(
+                training_batches(config, fold, first_batch),
+                steps_per_epoch=training.steps_per_evaluation,
+                epochs=training.max_evaluations,
+                verbose=verbose if is_chief(strategy) else 0,
+                callbacks=[callback, *logs, *callbacks, backup],
+            )
+        except tf.errors.InvalidArgumentError:
+            verify(fold.training)  # names what cannot be decoded
+            raise
         partial = directory / f"partial_{EMBEDDER_FILE}"
         model.embedder.save(partial)
         partial.replace(directory / EMBEDDER_FILE)

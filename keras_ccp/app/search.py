@@ -17,10 +17,11 @@ import rich.text
 import tensorflow as tf
 
 from keras_ccp import serving
-from keras_ccp.app.images import UNREADABLE, find_images, look_at, read_file
+from keras_ccp.app.images import find_images, look_at
 from keras_ccp.app.page import render, thumbnail
 from keras_ccp.checks import check_int
 from keras_ccp.files import check_folder, replaced_folder, write_file
+from keras_ccp.images import UNREADABLE, decode_center_crop, decode_image, read_file
 from keras_ccp.index import (
     RetrievalIndex,
     check_backend,
@@ -28,7 +29,6 @@ from keras_ccp.index import (
     fingerprint,
     has_index,
 )
-from keras_ccp.pipeline import decode_center_crop, decode_image
 
 CONFIG_FILE = "config.yaml"
 EMBEDDER_FOLDER = "embedder"

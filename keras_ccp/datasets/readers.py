@@ -14,6 +14,7 @@ import tensorflow as tf
 
 from keras_ccp.checks import require
 from keras_ccp.datasets.dataset import Dataset
+from keras_ccp.images import UNREADABLE, decode_image, failure, read_file
 
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp")
 _UNREADABLE = (
@@ -367,16 +368,16 @@ def verify(dataset: Dataset, on_error: str = "raise") -> Dataset:
 def decoding_error(image: str | bytes) -> str | None:
     """Why an image, a path or the bytes of a file, cannot be decoded, or None."""
     try:
-        contents = Path(image).read_bytes() if isinstance(image, str) else image
         with tf.device("CPU:0"):
-            tf.io.decode_image(contents, channels=3, expand_animations=False)
-    except OSError as error:
-        return error.strerror or type(error).__name__
-    except tf.errors.OpError as error:
-        # What TensorFlow says of the image, without the name of the operation.
-        message = error.message.split("}} ", 1)[-1].split(" [Op:", 1)[0]
-        return message.split("\n", 1)[0].strip()
+            _decode(read_file(image) if isinstance(image, str) else image)
+    except UNREADABLE as error:
+        return failure(error)
     return None
+
+
+_decode = tf.function(
+    decode_image, input_signature=[tf.TensorSpec((), tf.string)], autograph=False
+)
 
 
 def _shown(items: Sequence[str]) -> str:
