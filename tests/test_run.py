@@ -105,8 +105,17 @@ def test_files_of_a_run(run):
 def test_evaluation_alone_and_of_an_unfinished_run(run, tmp_path, caplog):
     out, metrics = run
     shutil.copytree(out, tmp_path / "run")
-    assert evaluate_run(tmp_path / "run") == metrics  # with the data of the training
+    before = {p: p.read_bytes() for p in out.rglob("*") if p.is_file()}
+    assert evaluate_run(out) == metrics  # with the data of the training
     assert not caplog.text
+    elsewhere = tmp_path / "scores"
+    assert evaluate_run(out, ".", elsewhere) == metrics
+    assert json.loads((elsewhere / "metrics.json").read_text()) == metrics
+    assert check_model(elsewhere / "embedder")["embedding_dim"] == 16
+    with pytest.raises(FileExistsError, match="holds a run\nGive scores another"):
+        evaluate_run(out, ".", out)
+    # Nothing is written over the run's own.
+    assert {p: p.read_bytes() for p in out.rglob("*") if p.is_file()} == before
     (tmp_path / "run" / "repeat0" / "fold1" / "fold.json").unlink()
     assert evaluate_run(tmp_path / "run", ".")["models"] == metrics["models"][:1]
     assert "1 of 2 models are finished: not the protocol's result" in caplog.text
@@ -227,7 +236,8 @@ def test_each_model_is_named(run, tmp_path, monkeypatch, caplog):
     shutil.copytree(whole, out)
     (out / "repeat0" / "fold1" / "fold.json").unlink()
     monkeypatch.setattr("keras_ccp.app.run.train_fold", lambda *_: None)
-    monkeypatch.setattr("keras_ccp.app.run._score", lambda *_: {})
+    monkeypatch.setattr("keras_ccp.app.run.score_run", lambda *_: {})
+    monkeypatch.setattr("keras_ccp.app.run._write_scores", lambda *_: None)
     caplog.set_level("INFO", "keras_ccp.app.run")
     train_run(small_config(), ".", out, resume=True)
     train_run(small_config(), ".", out, repeats=2, resume=True)
