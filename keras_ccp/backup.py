@@ -5,6 +5,7 @@ import inspect
 import io
 import itertools
 import logging
+import numbers
 import os
 import re
 import sys
@@ -31,11 +32,11 @@ class Backup(keras.callbacks.Callback):
     replica), of the optimizer (its learning rate too) and of the callbacks of this
     `fit` with `get_state()` and `set_state(state)`, as `CCPCallback` has them: a dict,
     also nested, of arrays, numbers and strings. Of other callbacks, such as Keras'
-    `EarlyStopping`, `ReduceLROnPlateau` and `ModelCheckpoint`, it is the numbers and
-    lists of arrays in public attributes that are no arguments; of those of a class of
-    your own, other attributes that are not resumed are named in a warning. So a `fit` that was killed and is
-    called again with the same directory ends as if it had never stopped, given the
-    same data from that place on:
+    `EarlyStopping`, `ReduceLROnPlateau` and `ModelCheckpoint`, it is public attributes
+    that are numbers or lists of arrays; what else one of your own gathers is named in a
+    warning, since it is not resumed. So a `fit` that was killed and is called again
+    with the same directory ends as if it had never stopped, given the same data from
+    that place on:
 
     ```python
     backup = Backup("run/backup")
@@ -184,7 +185,7 @@ def _simple_state(callback: keras.callbacks.Callback) -> dict[str, Any]:
     state: dict[str, Any] = {}
     for name, value in _attributes(callback).items():
         # Flags say what a callback found when it began, such as a file to append to.
-        if np.ndim(value) == 0 and np.asarray(value).dtype.kind in "if":
+        if isinstance(value, numbers.Real) and not isinstance(value, bool):
             state[name] = value
         elif _is_arrays(value):
             state[name] = {f"{i:05d}": array for i, array in enumerate(value)}
@@ -203,7 +204,7 @@ def _not_kept(callback: keras.callbacks.Callback) -> list[str]:
     return [
         name
         for name, value in _attributes(callback).items()
-        if isinstance(value, kinds) and not (value and _is_arrays(value))
+        if isinstance(value, kinds) and not (_is_arrays(value) and value)
     ]
 
 

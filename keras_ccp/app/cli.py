@@ -156,8 +156,12 @@ def tune(
         from keras_ccp.app import tuning
         from keras_ccp.app.config import load_config
 
-        experiment = load_config(config, overrides or ())
-        summary = tuning.tune(experiment, data, out, trials)
+        overrides = overrides or []
+        experiment = load_config(config, overrides)
+        # A schedule that is shortened for the trials is not that of the best.
+        kept = [o for o in overrides if o.partition("=")[0] not in tuning.SCHEDULE]
+        full = load_config(config, kept)
+        summary = tuning.tune(experiment, data, out, trials, full=full)
     console.print(
         f"{summary['complete']} trials complete, {summary['pruned']} pruned. "
         f"Validation MAP@R: best {summary['map_at_r']:.4f}, with the configuration's "
@@ -165,6 +169,12 @@ def tune(
     )
     for key, value in summary["values"].items():
         console.print(f"  {key}: {value:.4g}")
+    for key in summary["without_effect"]:
+        console.print(
+            f"{key} had no effect on the best trial, which made no projection "
+            f"({summary['projected']} trials did): it is not recommended. Let problems "
+            "end: more evaluations, or --set callback.patience=1"
+        )
     written = ", ".join(name for name in tuning.FILES if (out / name).exists())
     _print_plainly(f"Written to {out}: {written}")
 
