@@ -2,7 +2,9 @@
 
 import hashlib
 import json
+import logging
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 from keras_ccp.app.config import Config
@@ -11,6 +13,8 @@ from keras_ccp.app.splits import PARTS, Splits, shown
 from keras_ccp.datasets import Dataset
 from keras_ccp.files import read_json, write_file
 
+logger = logging.getLogger(__name__)
+
 DATA_FILE = "data.json"
 
 # Of each part by class and file: size, time and, on request, SHA-256.
@@ -18,9 +22,13 @@ Record = dict[str, dict[str, dict[str, list]]]
 
 
 def record(
-    config: Config, splits: Splits, root: str | os.PathLike, content: bool = False
+    config: Config,
+    splits: Splits,
+    others: Sequence[str],
+    root: str | os.PathLike,
+    content: bool = False,
 ) -> Record:
-    """Classes and files of each part, of the classes beside them, and of the weights.
+    """Classes and files of each part, names of the other classes, and the weights.
 
     With `content` the bytes of files are hashed; those of arrays always are.
     """
@@ -28,7 +36,7 @@ def record(
     for name in PARTS:
         if (part := getattr(splits, name)) is not None:
             found[name] = _files(part, root, content)
-    found["others"] = {name: {} for name in splits.others}
+    found["others"] = {name: {} for name in others}
     weights = config.embedder.weights
     if weights and (root / weights).is_file():
         found["weights"] = {"": {weights: _fingerprint(str(root / weights), content)}}
@@ -123,4 +131,6 @@ def keep_record(folder: Path, then: Record, now: Record, remedy: str | None) -> 
             f"The data must be those that {folder} began with. Received: "
             f"{'; '.join(said)}\n{remedy}"
         )
+    for line in said:
+        logger.warning("accepted: %s", line)
     write_file(folder / DATA_FILE, json.dumps(now))

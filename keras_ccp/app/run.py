@@ -29,7 +29,7 @@ from keras_ccp.app.record import (
     record,
     sha256,
 )
-from keras_ccp.app.splits import Splits, check_classes, fold_splits, load_splits
+from keras_ccp.app.splits import Splits, check_classes, fold_splits, load_recorded
 from keras_ccp.files import (
     LOCK_FILE,
     check_folder,
@@ -104,10 +104,10 @@ def train_run(
             about, then = read_about(out), read_record(out)
         root = Path(root or about.get("data", ".")).absolute()
         repeats = repeats or about.get("repeats", 1)
-        splits = load_splits(config.data, root, then)
+        splits, others = load_recorded(config.data, root, then)
         check_classes(config, splits.training)
         if distribute.is_chief(strategy):
-            now = record(config, splits, root, hash_files or is_hashed(then))
+            now = record(config, splits, others, root, hash_files or is_hashed(then))
             remedy = "Put them back, or if this is meant: --accept-changes"
             keep_record(out, then, now, None if accept_changes else remedy)
             if not (out / CONFIG_FILE).exists():
@@ -273,12 +273,11 @@ def load_run_splits(
     check_files(run)
     about, then = read_about(run), read_record(run)
     root = Path(root or about.get("data", ".")).absolute()
-    splits = load_splits(config.data, root, then)
+    splits, others = load_recorded(config.data, root, then)
     changed = "it has no record of its data"
     if then:
-        changed = "; ".join(
-            changes(then, record(config, splits, root, is_hashed(then)))
-        )
+        now = record(config, splits, others, root, is_hashed(then))
+        changed = "; ".join(changes(then, now))
         changed = changed and f"its data changed: {changed}"
     if changed:
         logger.warning("%s: %s", run, changed)

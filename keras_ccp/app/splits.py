@@ -15,26 +15,24 @@ _SHOWN = 3
 
 @dataclasses.dataclass(frozen=True)
 class Splits:
-    """Class-disjoint images; `gallery` is `None` where the queries are searched.
-
-    `others` names the classes of the data that are in none of them.
-    """
+    """Class-disjoint images; `gallery` is `None` where the queries are searched."""
 
     training: Dataset
     query: Dataset
     gallery: Dataset | None = None
-    others: tuple[str, ...] = ()
 
 
-def load_splits(
+def load_splits(data: DataConfig, root: str | os.PathLike) -> Splits:
+    """Images for training and test, ready for their size."""
+    return load_recorded(data, root, {})[0]
+
+
+def load_recorded(
     data: DataConfig,
     root: str | os.PathLike,
-    recorded: Mapping[str, Iterable[str]] | None = None,
-) -> Splits:
-    """Images for training and test, ready for their size.
-
-    Of a run that is there they are its recorded classes, by part; others are left out.
-    """
+    recorded: Mapping[str, Iterable[str]],
+) -> tuple[Splits, tuple[str, ...]]:
+    """The classes that are recorded for each part, if any, and names of the others."""
     root = Path(root)
     try:
         parts = _load(data, root)
@@ -57,8 +55,7 @@ def load_splits(
                 f"Received: {share} of the {count} classes of the data"
             )
         parts = parts.split_classes(data.train_classes, data.split_seed)
-    prepared = [_prepare(part, data) for part in parts]
-    return Splits(*prepared, others=others)
+    return Splits(*(_prepare(part, data) for part in parts)), others
 
 
 def _as_recorded(

@@ -27,7 +27,7 @@ from keras_ccp.app.config import (
 from keras_ccp.app.fold import SUMMARY_FILE, Fold, train_fold
 from keras_ccp.app.record import keep_record, read_record, record
 from keras_ccp.app.run import claimed
-from keras_ccp.app.splits import check_classes, fold_splits, load_splits
+from keras_ccp.app.splits import check_classes, fold_splits, load_recorded
 from keras_ccp.checks import require
 from keras_ccp.distribute import make_strategy
 from keras_ccp.files import read_json, reading, write_file
@@ -175,9 +175,9 @@ def tune(
     strategy = make_strategy(**config.distribution)
     with claimed(out):
         then = read_record(out) if (out / STUDY_FILE).exists() else {}
-        splits = load_splits(config.data, root, then)
+        splits, others = load_recorded(config.data, root, then)
         check_classes(config, splits.training)
-        now = record(config, splits, root)
+        now = record(config, splits, others, root)
         parts = fold_splits(config.data, splits.training)[0]
         fold = Fold(*parts, out / "running", config.seed)
         with _opened(config, out) as study:
