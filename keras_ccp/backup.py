@@ -193,7 +193,8 @@ def _simple_state(callback: keras.callbacks.Callback) -> dict[str, Any]:
 
 
 def _is_arrays(value: Any) -> bool:
-    return isinstance(value, list) and all(isinstance(v, np.ndarray) for v in value)
+    kinds = np.ndarray, np.generic
+    return isinstance(value, list) and all(isinstance(v, kinds) for v in value)
 
 
 def _not_kept(callback: keras.callbacks.Callback) -> list[str]:
