@@ -235,11 +235,16 @@ def search(
 ) -> None:
     """Show the most similar images of an index."""
     with plain_errors():
-        from keras_ccp.app.search import Searcher, results_table, to_json, write_page
-        from keras_ccp.app.search.results import check_writable_file
+        from keras_ccp.app.search import (
+            Searcher,
+            check_file,
+            results_table,
+            to_json,
+            write_page,
+        )
 
         if html is not None:
-            check_writable_file("html", html)
+            check_file("html", html)
         results, failures = Searcher(index).search(images, k, progress=not json)
         _print_failures(failures)
         if json:
@@ -271,9 +276,9 @@ def check(
 ) -> None:
     """Check that a model is undamaged and embeds as it did when written."""
     with plain_errors():
-        from keras_ccp.app.search.check import check_folder
+        from keras_ccp.app.search import about_model
 
-        for name, value in check_folder(model).items():
+        for name, value in about_model(model).items():
             _print_plainly(f"{name}: {value}")
 
 

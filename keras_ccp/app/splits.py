@@ -39,9 +39,10 @@ def load_recorded(
     except (FileNotFoundError, ValueError) as error:
         # Not its own type: that of bytes which are not text takes other arguments.
         kind = ValueError if isinstance(error, ValueError) else FileNotFoundError
+        what, _, fix = str(error).partition("\n")
         raise kind(
-            f"`data.name: {data.name}` cannot be loaded from {root.absolute()}. {error}"
-            "\nIf the data are elsewhere, say where by `--data ROOT`"
+            f"`data.name: {data.name}` cannot be loaded from {root.absolute()}. {what}\n"
+            f"{fix}. If the data are elsewhere, say where by `--data ROOT`"
         ) from error
     others: tuple[str, ...] = ()
     if recorded:
