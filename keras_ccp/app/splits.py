@@ -41,8 +41,8 @@ def load_recorded(
         kind = ValueError if isinstance(error, ValueError) else FileNotFoundError
         what, _, fix = str(error).partition("\n")
         raise kind(
-            f"`data.name: {data.name}` cannot be loaded from {root.absolute()}. {what}\n"
-            f"{fix}. If the data are elsewhere, say where by `--data ROOT`"
+            f"`data.name: {data.name}` cannot be loaded from {root.absolute()}. "
+            f"{what}\n{fix}. If the data are elsewhere, say where by `--data ROOT`"
         ) from error
     others: tuple[str, ...] = ()
     if recorded:
