@@ -443,10 +443,10 @@ def _table(study: Any, space: dict[str, Parameter]) -> str:
 
 
 def _picture(study: Any, space: dict[str, Parameter]) -> bytes:
-    from keras_ccp import plots  # needs matplotlib
+    from keras_ccp.monitor.figures import search_figure  # needs matplotlib
 
     drawn = _in(study, "COMPLETE", "PRUNED")
-    figure = plots.search_figure(
+    figure = search_figure(
         [trial.params[PROXIMAL_WEIGHT] for trial in drawn],
         [trial.params[PER_CLASS] for trial in drawn],
         [_reached(trial) for trial in drawn],

@@ -281,6 +281,9 @@ def read_lines(directory: str | os.PathLike) -> list[dict[str, Any]]:
 def load_projections(directory: str | os.PathLike) -> list[Projection]:
     """Reads what `ProjectionLog` wrote into a folder with `save_arrays=True`.
 
+    Args:
+        directory: that folder.
+
     Returns:
         For each line of `projections.jsonl` a named tuple of `embeddings` (n, dim),
         `labels` (n,) from 0 to C-1, `proxies` and `next_proxies` (C, proxies_per_class,
