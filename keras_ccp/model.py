@@ -12,7 +12,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from keras_ccp import distribute, losses, retrieval
+from keras_ccp import distribute, losses, pipeline, retrieval
 from keras_ccp.datasets import Dataset
 from keras_ccp.layers import normalization_layer, normalized
 from keras_ccp.pipeline import EvaluationData
@@ -266,6 +266,8 @@ class CCPModel(keras.Model):
                 "`sample_weight` and `class_weight` must be left out. Received: weights"
                 "\nThe loss compares pairs; draw samples more often instead"
             )
+        if labels is not None:
+            labels = tf.convert_to_tensor(labels)  # an array in eager steps
         integer = labels is not None and labels.dtype.is_integer
         if not integer or (
             labels.shape.rank != 1 and not labels.shape[1:].is_compatible_with((1,))
@@ -450,20 +452,18 @@ class CCPModel(keras.Model):
     def test_step(self, data):
         raise ValueError("Unseen classes have no proxies.\nUse model.evaluate")
 
-    def embed(self, data: Any) -> np.ndarray:
+    def embed(self, data: Any, progress: bool = False) -> np.ndarray:
         """Embeddings of images, in their order.
 
         Args:
-            data: `Dataset`, array of images, or batches of them.
+            data: `Dataset`, array of images, list of paths or of encoded bytes, or
+                batches of images.
+            progress: whether to show a bar. Defaults to `False`.
 
         Returns:
             `(n, dim)` float32 array, normalised.
         """
-        if isinstance(data, Dataset):
-            data = EvaluationData(data)
-        if isinstance(data, EvaluationData):
-            data = data.batches()
-        return self.predict(data, verbose=0)
+        return pipeline.embed(self, data, progress)
 
     def check_images(self, data: EvaluationData) -> None:
         """Refuses another size, and pixels of 0..1 where the embedder takes 0..255."""
@@ -585,6 +585,7 @@ def _pixel_assertions(images: tf.Tensor, embedder: keras.Model) -> list:
     """What is asserted of images that an input of integers may not hold."""
     if "int" not in embedder.inputs[0].dtype or images.dtype == tf.uint8:
         return []
+    images = tf.convert_to_tensor(images)  # an array in eager steps
     low, high = tf.reduce_min(images), tf.reduce_max(images)
     fits = (low >= 0) & (high <= 255)
     if images.dtype.is_floating:  # would be rounded to nothing

@@ -521,7 +521,7 @@ def test_divergence_in_the_first_epoch_goes_back_to_the_start():
 
 
 def test_bad_data_are_refused():
-    with pytest.raises(ValueError, match="`pool`.*"):
+    with pytest.raises(ValueError, match="`pool.*"):
         CCPCallback((TRAIN.images[:0], TRAIN.labels[:0]), UNSEEN)
     with pytest.raises(ValueError, match="pool"):
         CCPCallback((TRAIN.images, TRAIN.labels - 1), UNSEEN)

@@ -281,7 +281,7 @@ def test_check_takes_a_model_a_run_or_an_index(place, tmp_path):
     assert about_model(index) == model | {"num_rows": 7}
     shutil.copytree(index / "embedder", tmp_path / "run" / "embedder")
     assert about_model(tmp_path / "run") == model
-    with pytest.raises(FileNotFoundError, match="`embedder` of a run or index"):
+    with pytest.raises(FileNotFoundError, match="A run and an index have theirs"):
         about_model(place[0] / "photos")
     result = invoke("check", index)
     assert result.exit_code == 0 and "num_rows: 7\n" in result.stdout
