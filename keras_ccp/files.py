@@ -1,10 +1,12 @@
 """Files and folders that are written whole or not at all, and the lock of a folder."""
 
 import contextlib
+import json
 import os
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import filelock
 
@@ -23,6 +25,29 @@ def write_file(path: str | os.PathLike, content: str | bytes) -> None:
         partial.replace(path)
     finally:
         partial.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def reading(what: str, remedy: str) -> Iterator[None]:
+    """Says which file or archive cannot be read, and the remedy."""
+    try:
+        yield
+    except ImportError:
+        raise
+    except Exception as error:  # a damaged file makes its reader raise anything
+        kind = FileNotFoundError if isinstance(error, FileNotFoundError) else ValueError
+        received = f"{type(error).__name__}: {error}".split("\n")[0]
+        raise kind(f"{what}. Received: {received}\n{remedy}") from error
+
+
+def read_json(path: str | os.PathLike, *keys: str) -> dict[str, Any]:
+    """The object in a JSON file, which holds the keys."""
+    remedy = "Copy it back, or delete it where it can be made again"
+    with reading(f"{path} must be undamaged JSON with {', '.join(keys)}", remedy):
+        values = json.loads(Path(path).read_text("utf-8"))
+        for key in keys:
+            values[key]
+        return values
 
 
 @contextlib.contextmanager

@@ -372,7 +372,9 @@ class CCPModel(keras.Model):
 
         Raises:
             ValueError: if labels or images do not fit, sample weights are given,
-                nothing can be trained, or the data end before the epoch does.
+                nothing can be trained, `steps_per_execution` does not divide the
+                steps, there are `validation_data` beside a `CCPCallback`, or the data
+                end before the epoch does.
         """
         if not self.trainable_variables:
             raise ValueError(
@@ -386,10 +388,22 @@ class CCPModel(keras.Model):
                     "`steps_per_epoch` must be given with endless data. Received: "
                     f"{steps}\nThe published runs evaluate after 25: steps_per_epoch=25"
                 )
+        if steps and steps % self.steps_per_execution:
+            raise ValueError(
+                "`steps_per_execution` must divide `steps_per_epoch`. Received: "
+                f"{self.steps_per_execution} for {steps}\n"
+                "Keras would run more steps than asked for; compile with another"
+            )
         if y is None and not isinstance(x, keras.utils.PyDataset):
             # Keras' default would warn that it cannot shuffle a stream.
             kwargs.setdefault("shuffle", False)
+        listed = keras.tree.flatten([] if callbacks is None else callbacks)
         if (validation := kwargs.get("validation_data")) is not None:
+            if any(hasattr(callback, "project") for callback in listed):
+                raise ValueError(
+                    "`validation_data` must be left out beside a CCPCallback, whose "
+                    "names in the logs it shares\nEvaluate other images after `fit`"
+                )
             data = EvaluationData(validation, "validation_data")
             self.check_images(data)
             if isinstance(validation, Dataset):
@@ -398,7 +412,7 @@ class CCPModel(keras.Model):
         # Known by what they do, since they build upon this module.
         self.fit_callbacks = [
             *sorted(
-                keras.tree.flatten([] if callbacks is None else callbacks),
+                listed,
                 key=lambda c: hasattr(c, "first_epoch") - hasattr(c, "project"),
             ),
             watch,

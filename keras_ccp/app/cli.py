@@ -33,6 +33,10 @@ ImagesArgument = Annotated[list[Path], typer.Argument(help="Folders or image fil
 DataOption = Annotated[
     Path, typer.Option("--data", help="Folder of the data; weights are relative to it.")
 ]
+RunDataOption = Annotated[
+    Path | None,
+    typer.Option("--data", help="Folder of the data. [default: that of the run]"),
+]
 OverridesOption = Annotated[
     list[str] | None,
     typer.Option("--set", help="section.key=value, over those of the names or file."),
@@ -61,12 +65,24 @@ def doctor(
 
 @app.command()
 def train(
-    config: ConfigArgument,
     out: Annotated[Path, typer.Option(help="Folder for the run.")],
-    data: DataOption = Path("."),
+    config: ConfigArgument = (),
+    data: RunDataOption = None,
     overrides: OverridesOption = None,
-    repeat: Annotated[int, typer.Option(min=1, help="Runs of the whole protocol.")] = 1,
-    resume: Annotated[bool, typer.Option(help="Go on with the run in --out.")] = False,
+    repeat: Annotated[
+        int | None,
+        typer.Option(min=1, help="Runs of the whole protocol. [default: 1]"),
+    ] = None,
+    resume: Annotated[
+        bool,
+        typer.Option("--resume", help="Go on with the run in --out, as it was begun."),
+    ] = False,
+    accept_changes: Annotated[
+        bool, typer.Option("--accept-changes", help="Go on though files changed.")
+    ] = False,
+    hash_files: Annotated[
+        bool, typer.Option("--hash", help="Tell changed files by content, not time.")
+    ] = False,
     devices: Annotated[
         int | None, typer.Option(min=1, help="GPUs of each machine to train on.")
     ] = None,
@@ -74,12 +90,23 @@ def train(
     """Train all models of an experiment and score them on the test classes."""
     with plain_errors(), shown_logs("keras_ccp.app.run"):
         from keras_ccp.app.config import load_config
-        from keras_ccp.app.run import train_run
+        from keras_ccp.app.run import CONFIG_FILE, load_run_config, train_run
 
+        if resume and not config:
+            load_run_config(out)  # which says where there is none
+            config = [str(out / CONFIG_FILE)]
         if devices is not None:
             overrides = [*(overrides or ()), f"distribution.devices={devices}"]
         experiment = load_config(config, overrides or ())
-        metrics = train_run(experiment, data, out, repeat, resume)
+        metrics = train_run(
+            experiment,
+            data,
+            out,
+            repeat,
+            resume,
+            accept_changes=accept_changes,
+            hash_files=hash_files,
+        )
     console.print(_score_table(metrics))
     console.print(f"Written to {out}: metrics.json, metrics.csv, embedder/")
 
@@ -87,23 +114,23 @@ def train(
 @app.command()
 def evaluate(
     run: RunArgument,
-    data: Annotated[
-        Path | None,
-        typer.Option(help="Folder of the data. [default: that of the training]"),
+    data: RunDataOption = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder for the scores and the embedder.")
     ] = None,
 ) -> None:
     """Score the finished models of a run on the test classes."""
     with plain_errors():
         from keras_ccp.app.run import evaluate_run
 
-        metrics = evaluate_run(run, data)
+        metrics = evaluate_run(run, data, out)
     console.print(_score_table(metrics))
 
 
 @app.command()
 def report(
     run: RunArgument,
-    data: DataOption = Path("."),
+    data: RunDataOption = None,
     out: Annotated[
         Path | None, typer.Option(help="HTML file. [default: RUN/report.html]")
     ] = None,
@@ -129,8 +156,12 @@ def tune(
         from keras_ccp.app import tuning
         from keras_ccp.app.config import load_config
 
-        experiment = load_config(config, overrides or ())
-        summary = tuning.tune(experiment, data, out, trials)
+        overrides = overrides or []
+        experiment = load_config(config, overrides)
+        # A schedule that is shortened for the trials is not that of the best.
+        kept = [o for o in overrides if o.partition("=")[0] not in tuning.SCHEDULE]
+        full = load_config(config, kept)
+        summary = tuning.tune(experiment, data, out, trials, full=full)
     console.print(
         f"{summary['complete']} trials complete, {summary['pruned']} pruned. "
         f"Validation MAP@R: best {summary['map_at_r']:.4f}, with the configuration's "
@@ -138,6 +169,12 @@ def tune(
     )
     for key, value in summary["values"].items():
         console.print(f"  {key}: {value:.4g}")
+    for key in summary["without_effect"]:
+        console.print(
+            f"{key} had no effect on the best trial, which made no projection "
+            f"({summary['projected']} trials did): it is not recommended. Let problems "
+            "end: more evaluations, or --set callback.patience=1"
+        )
     written = ", ".join(name for name in tuning.FILES if (out / name).exists())
     _print_plainly(f"Written to {out}: {written}")
 
@@ -147,7 +184,8 @@ def _score_table(metrics: dict) -> rich.table.Table:
     from keras_ccp.app.config import published_row
 
     table = rich.table.Table(
-        title=f"{metrics['dataset']}, {metrics['method']}: unseen classes, %"
+        title=f"{metrics['dataset']}, {metrics['method']}: unseen classes, %",
+        caption=metrics["classes"],
     )
     for column in ("", "P@1", "P@R", "MAP@R"):
         table.add_column(column, justify="right" if column else "left")
