@@ -33,7 +33,8 @@ def fingerprint(model: Any) -> str:
     structure = list((_layers if is_keras else _operations)(model))
     text = json.dumps(structure, sort_keys=True, default=str)
     hashed = hashlib.sha256(text.encode())
-    for variable in model.variables:
+    # The seeds of layers of augmentation change with use, and do not count.
+    for variable in model.weights if is_keras else model.variables:
         value = np.asarray(variable.numpy())
         hashed.update(f"{value.dtype} {value.shape}".encode())
         hashed.update(np.ascontiguousarray(value).tobytes())
@@ -78,7 +79,7 @@ def read_manifest(path: Path) -> dict[str, Any]:
         written = json.loads(path.read_text("utf-8"))
         if digest(written["json"].encode()) == written["sha256"]:
             return json.loads(written["json"])
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         pass
     refuse_damaged(path.parent, [f"{path.name} is changed"])
 
