@@ -244,8 +244,8 @@ def test_load_refuses_what_is_no_index(tmp_path):
     with pytest.raises(FileNotFoundError, match="folder of an index"):
         RetrievalIndex.load(tmp_path / "nothing")
     manifest = read_manifest(saved(tmp_path))
-    write_manifest(tmp_path / "index.json", manifest | {"format": 3})
-    with pytest.raises(ValueError, match="the format is 3"):
+    write_manifest(tmp_path / "index.json", manifest | {"format": 2})
+    with pytest.raises(ValueError, match="the format is 2"):
         RetrievalIndex.load(tmp_path)
     # Objects would be unpickled, which runs what their writer likes.
     buffer = io.BytesIO()

@@ -8,6 +8,7 @@ from typing import Any
 
 import keras
 import numpy as np
+import tensorflow as tf
 
 from keras_ccp.files import write_file
 
@@ -33,8 +34,8 @@ def fingerprint(model: Any) -> str:
     structure = list((_layers if is_keras else _operations)(model))
     text = json.dumps(structure, sort_keys=True, default=str)
     hashed = hashlib.sha256(text.encode())
-    # The seeds of layers of augmentation change with use, and do not count.
-    for variable in model.weights if is_keras else model.variables:
+    # Not the seeds of layers of augmentation, which change with use.
+    for variable in model.weights if is_keras else _variables(model):
         value = np.asarray(variable.numpy())
         hashed.update(f"{value.dtype} {value.shape}".encode())
         hashed.update(np.ascontiguousarray(value).tobytes())
@@ -50,6 +51,12 @@ def _layers(model: keras.Layer) -> Iterator[list]:
             # Names are counted up by Keras and differ from process to process.
             config = {k: v for k, v in layer.get_config().items() if k != "name"}
             yield [type(layer).__name__, config]
+
+
+def _variables(model: Any) -> Iterator[tf.Variable]:
+    """Variables of the signatures; only some SavedModels list all of theirs."""
+    for name in sorted(model.signatures):
+        yield from model.signatures[name].variables
 
 
 def _operations(model: Any) -> Iterator[list]:
