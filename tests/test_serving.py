@@ -279,7 +279,7 @@ def test_export_refuses(tmp_path):
 
 def test_onnx_names_its_packages(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "tf2onnx", None)
-    with pytest.raises(ImportError, match="tf2onnx"):  # Keras says it
+    with pytest.raises(ImportError, match="onnx"):  # Keras says it
         serving.export_onnx(network(), tmp_path / "model.onnx")
 
 
