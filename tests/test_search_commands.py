@@ -26,6 +26,7 @@ from keras_ccp.app.search import (
     about_model,
     run_embedder,
 )
+from keras_ccp.files import write_file
 from keras_ccp.index import RetrievalIndex
 from keras_ccp.pipeline import decode_center_crop, decode_image
 
@@ -240,6 +241,47 @@ def test_embed_writes_vectors_and_paths(place, tmp_path):
     for name in ("v.npy", "w.npy"):
         with pytest.raises(ValueError, match="`out` must be a file .* is a folder"):
             search_commands.embed_images(folder / "model.keras", ["x"], tmp_path / name)
+
+
+def test_embed_keeps_names_of_several_lines(place, tmp_path):
+    name, out = tmp_path / "two\nlines \udcff.png", tmp_path / "v.npy"
+    shutil.copy(place[0] / "photos" / "5.png", name)
+    search_commands.embed_images(
+        place[0] / "model.keras", [tmp_path], out, progress=False
+    )
+    (line,) = out.with_suffix(".jsonl").read_text().splitlines()
+    assert json.loads(line) == str(name) and len(np.load(out)) == 1
+
+
+def test_embed_that_dies_leaves_no_names_of_other_vectors(place, tmp_path, monkeypatch):
+    def embed(*images):
+        search_commands.embed_images(
+            place[0] / "model.keras", images, tmp_path / "v.npy", progress=False
+        )
+
+    def write_then_die(path, content):
+        write_file(path, content)
+        raise KeyboardInterrupt
+
+    photos = place[0] / "photos"
+    embed(photos / "5.png", photos / "6.png")
+    monkeypatch.setattr(search_commands, "write_file", write_then_die)
+    with pytest.raises(KeyboardInterrupt):
+        embed(photos / "5.png")
+    assert len(np.load(tmp_path / "v.npy")) == 1
+    assert not (tmp_path / "v.jsonl").exists()
+
+
+def test_places_that_may_not_be_written_are_found_first(place, tmp_path, monkeypatch):
+    monkeypatch.setattr(search_commands, "run_embedder", None)  # not called
+    monkeypatch.setattr(os, "access", lambda path, mode: path != tmp_path)
+    model, photos = place[0] / "model.keras", [place[0] / "photos"]
+    for work in (search_commands.index_images, search_commands.embed_images):
+        for out in (tmp_path / "out.npy", tmp_path / "new" / "out.npy"):
+            with pytest.raises(OSError, match=f"where {tmp_path} may not be written"):
+                work(model, photos, out)
+    with pytest.raises(OSError, match="may not be written"):
+        serving.export_serving(None, tmp_path / "model")
 
 
 # ==== search ====
