@@ -7,6 +7,7 @@ import base64
 import os
 import shutil
 import tempfile
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -165,6 +166,7 @@ def load_embedder(embedder: Any, trust: bool = False) -> Any:
             f" {path}\nA finished run has the folder `embedder`"
         )
     try:
+        zipfile.ZipFile(path).close()  # says what Keras calls "not found"
         model = keras.models.load_model(path, compile=False, safe_mode=True)
     except Exception as error:  # a damaged file makes its readers raise anything
         reason = str(error).strip().split("\n")[0] or type(error).__name__
@@ -436,9 +438,14 @@ def check_model(path: str | os.PathLike) -> dict[str, Any]:
         ValueError: If files are changed or missing, the model cannot be loaded, or its
             embedding or neighbours of the golden image are others; it says which.
     """
-    path, wrong = Path(path), []
-    manifest = read_undamaged(path)
-    golden = manifest["golden"]
+    manifest = read_undamaged(Path(path))
+    difference = _golden_difference(Path(path), manifest["golden"])
+    return manifest["about"] | {"difference": difference}
+
+
+def _golden_difference(path: Path, golden: dict[str, Any]) -> float:
+    """How far the embedding of the golden image is from the one that was written."""
+    wrong = []
     try:
         model = tf.saved_model.load(path)
         embedding, ids = _golden_results(model, golden["image"])
@@ -456,7 +463,7 @@ def check_model(path: str | os.PathLike) -> dict[str, Any]:
         wrong.append(f"the golden image's neighbours are {ids}, not {golden['ids']}")
     if wrong:
         refuse_damaged(path, wrong)
-    return manifest["about"] | {"difference": float(difference)}
+    return float(difference)
 
 
 def read_undamaged(path: Path) -> dict[str, Any]:

@@ -5,7 +5,7 @@ import itertools
 import json
 import os
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -130,7 +130,7 @@ def index_images(
     check_folder("out", out)
     files, root = find_images(images), _common_folder(images)
     embedder, sizes = run_embedder(run, trust)
-    embedded = _embed(embedder, sizes, files, progress)
+    embedded = _embed(_graph(embedder), sizes, files, progress)
     ids = [file.relative_to(root).as_posix() for file in embedded.files]
     index = RetrievalIndex.build(
         embedded.embeddings,
@@ -186,7 +186,8 @@ def embed_images(
     check_file("out", out)
     check_file("out", names)
     files = find_images(images)
-    embedded = _embed(*run_embedder(run, trust), files, progress)
+    embedder, sizes = run_embedder(run, trust)
+    embedded = _embed(_graph(embedder), sizes, files, progress)
     array = io.BytesIO()
     np.save(array, embedded.embeddings, allow_pickle=False)
     # Whenever this one dies: never the names of other vectors.
@@ -238,12 +239,23 @@ def run_embedder(
     return embedder, preparation
 
 
+def _graph(embedder: Any) -> Callable[[tf.Tensor], tf.Tensor]:
+    """What maps a batch of uint8 images to float32 embeddings."""
+    call, given = serving.call_of(embedder)
+
+    def embed(images: tf.Tensor) -> tf.Tensor:
+        return tf.cast(call(tf.cast(images, given.dtype)), tf.float32)
+
+    return tf.function(embed, reduce_retracing=True, autograph=False)
+
+
 def _embed(
-    embedder: Any, sizes: dict[str, int], files: Sequence[Path], progress: bool
+    embed: Callable[[tf.Tensor], tf.Tensor],
+    sizes: dict[str, int],
+    files: Sequence[Path],
+    progress: bool,
 ) -> Embedded:
     """Embeds image files, prepared as in evaluation."""
-    call, given = serving.call_of(embedder)
-    embed = tf.function(call, reduce_retracing=True, autograph=False)
     read, failures = [], {}
 
     def look(file: Path) -> tf.Tensor:
@@ -260,8 +272,7 @@ def _embed(
 
     images, embeddings = readable(), []
     while batch := list(itertools.islice(images, _BATCH)):
-        vectors = embed(tf.cast(tf.stack(batch), given.dtype))
-        embeddings.append(tf.cast(vectors, tf.float32).numpy())
+        embeddings.append(embed(tf.stack(batch)).numpy())
     if not read:
         lines = [f"{file}: {why}" for file, why in failures.items()]
         more = [f"and {len(lines) - _SHOWN} more"] if len(lines) > _SHOWN else []
@@ -319,7 +330,7 @@ class Searcher:
                 f"it. Received: {path}, which has none\n"
                 "Search one without it in Python, by `RetrievalIndex`"
             )
-        self._embedder = _own_embedder(self.index, path, trust)
+        self._embed = _graph(_own_embedder(self.index, path, trust))
 
     def search(
         self, images: Sequence[str | os.PathLike], k: int = 10, progress: bool = True
@@ -343,7 +354,7 @@ class Searcher:
         progress = progress and len(files) > 1
         _, *sizes = self.index.embedder
         sizes = dict(zip(("size", "short_side"), sizes, strict=True))
-        vectors, files, failures = _embed(self._embedder, sizes, files, progress)
+        vectors, files, failures = _embed(self._embed, sizes, files, progress)
         distances, ids = self.index.search(vectors, min(k, len(self.index)))
         labels = np.full(ids.shape, None)
         if self.index.labels is not None:
