@@ -79,7 +79,7 @@ class RetrievalIndex:
         recall: dict[str, Any] | None = None,
     ):
         self.fingerprint = fingerprint
-        self.metadata = metadata
+        self.metadata = dict(metadata)
         self.embedder: KeptEmbedder | None = None
         # What was asked for is kept: another machine may have ScaNN.
         self._wanted = backend
@@ -356,16 +356,16 @@ class RetrievalIndex:
                 "`keras-ccp index` and `RetrievalIndex.save` make one"
             )
         kept = read_manifest(path / _MANIFEST)
-        if kept.get("format") != _FORMAT:
-            refuse_damaged(path, [f"the format is {kept.get('format')!r}"])
         names = "backend", "fingerprint", "metadata", "tuning", "recall"
         try:
+            if kept.get("format") != _FORMAT:
+                refuse_damaged(path, [f"the format is {kept.get('format')!r}"])
             content = _read_part(path, kept["rows"]).read_bytes()
             with np.load(io.BytesIO(content), allow_pickle=False) as arrays:
                 columns = [arrays.get(name) for name in ("embeddings", "ids", "labels")]
             index = cls(*columns, **{name: kept[name] for name in names})
             index.embedder = _read_embedder(path, kept)
-        except (KeyError, TypeError, zipfile.BadZipFile) as error:
+        except (KeyError, TypeError, AttributeError, zipfile.BadZipFile) as error:
             refuse_damaged(path, [f"what it holds is not that of an index: {error!r}"])
         return index
 
