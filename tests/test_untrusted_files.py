@@ -126,7 +126,9 @@ def test_pickles_are_no_checkpoints(tmp_path, marker):
 
 
 def test_arrays_of_projections(tmp_path, marker):
-    (tmp_path / "projections.jsonl").write_text('{"projection": 0}\n')
+    keys = ("projection", "epoch", "val_map_at_r", "is_last", "before", "after")
+    line = dict.fromkeys(keys, 0)
+    (tmp_path / "projections.jsonl").write_text(json.dumps(line) + "\n")
     (tmp_path / "projections").mkdir()
     np.savez(tmp_path / "projections" / "0.npz", embeddings=array_of(Bomb(marker)))
     with pytest.raises(ValueError, match="allow_pickle=False"):
