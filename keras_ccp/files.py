@@ -3,7 +3,7 @@
 import contextlib
 import json
 import os
-import tempfile
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -52,17 +52,26 @@ def read_json(path: str | os.PathLike, *keys: str) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def replaced_folder(path: Path) -> Iterator[Path]:
-    """Gives a folder to write, which takes the place of `path` once it is complete."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(
-        prefix=f".{path.name}-", dir=path.parent, ignore_cleanup_errors=True
-    ) as temporary:
-        partial = Path(temporary) / "new"
-        partial.mkdir()
-        yield partial
-        if path.exists():
-            path.replace(Path(temporary) / "old")
-        partial.replace(path)
+    """Gives a folder to write, which takes the place of `path` once it is complete.
+
+    What a process that died has left is put back or removed by the next.
+    """
+    work = path.with_name(f".{path.name}-partial")
+    new, old = work / "new", work / "old"
+    work.mkdir(parents=True, exist_ok=True)
+    with locked(work):
+        if old.exists() and not path.exists():
+            old.replace(path)
+        for left in (new, old):
+            shutil.rmtree(left, ignore_errors=True)
+        new.mkdir()
+        try:
+            yield new
+            if path.exists():
+                path.replace(old)
+            new.replace(path)
+        finally:
+            shutil.rmtree(work, ignore_errors=True)
 
 
 def check_folder(name: str, path: Path) -> None:
@@ -87,11 +96,3 @@ def locked(folder: Path) -> Iterator[None]:
             f"Another process works in {folder}\n"
             "Wait for its end, end it, or choose another folder"
         ) from None
-
-
-def write_whole(path: Path, text: str) -> None:  # to go: write_file
-    write_file(path, text)
-
-
-def make_folder(out: Path) -> None:  # to go: mkdir
-    out.mkdir(parents=True, exist_ok=True)

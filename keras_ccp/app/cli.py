@@ -7,7 +7,13 @@ import rich.table
 import rich.text
 import typer
 
-from keras_ccp.app.console import console, errors, plain_errors, shown_logs
+from keras_ccp.app.console import (
+    console,
+    errors,
+    plain_errors,
+    printable,
+    shown_logs,
+)
 
 # Commands import what they run when they are called: TensorFlow takes seconds.
 
@@ -40,6 +46,10 @@ RunDataOption = Annotated[
 OverridesOption = Annotated[
     list[str] | None,
     typer.Option("--set", help="section.key=value, over those of the names or file."),
+]
+
+TrustOption = Annotated[
+    bool, typer.Option("--trust", help="Run a SavedModel: it is a program.")
 ]
 
 
@@ -215,12 +225,13 @@ def index(
     images: ImagesArgument,
     out: Annotated[Path, typer.Option(help="Folder for the index.")],
     backend: Annotated[str, typer.Option(help="exact or scann.")] = "exact",
+    trust: TrustOption = False,
 ) -> None:
     """Make images searchable: embed them and write an index."""
     with plain_errors():
         from keras_ccp.app.search import index_images
 
-        indexed, failures = index_images(run, images, out, backend)
+        indexed, failures = index_images(run, images, out, backend, trust=trust)
         _print_failures(failures)
         _print_plainly(f"{len(indexed.ids)} images indexed in {out}")
 
@@ -232,27 +243,23 @@ def search(
     k: Annotated[int, typer.Option("-k", min=1, help="Neighbours to show.")] = 10,
     html: Annotated[Path | None, typer.Option(help="Page to write.")] = None,
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    trust: TrustOption = False,
 ) -> None:
     """Show the most similar images of an index."""
     with plain_errors():
-        from keras_ccp.app.search import (
-            Searcher,
-            check_file,
-            results_table,
-            to_json,
-            write_page,
-        )
+        from keras_ccp.app import search
 
         if html is not None:
-            check_file("html", html)
-        results, failures = Searcher(index).search(images, k, progress=not json)
+            search.check_file("html", html)
+        searcher = search.Searcher(index, trust)
+        results, failures = searcher.search(images, k, progress=not json)
         _print_failures(failures)
         if json:
-            typer.echo(to_json(results))
+            typer.echo(search.to_json(results))
         else:
-            console.print(results_table(results))
+            console.print(search.results_table(results))
         if html is not None:
-            write_page(results, html)
+            search.write_page(results, html)
 
 
 @app.command()
@@ -260,12 +267,13 @@ def embed(
     run: ModelArgument,
     images: ImagesArgument,
     out: Annotated[Path, typer.Option(help=".npy file to write.")],
+    trust: TrustOption = False,
 ) -> None:
     """Write the embeddings of images, and beside them the list of their files."""
     with plain_errors():
         from keras_ccp.app.search import embed_images
 
-        embedded = embed_images(run, images, out)
+        embedded = embed_images(run, images, out, trust=trust)
         _print_failures(embedded.failures)
         _print_plainly(f"{len(embedded.files)} embeddings written to {out}")
 
@@ -273,19 +281,21 @@ def embed(
 @app.command()
 def check(
     model: Annotated[Path, typer.Argument(help="Exported model, run or index.")],
+    trust: TrustOption = False,
 ) -> None:
-    """Check that a model is undamaged and embeds as it did when written."""
+    """Check that a model is undamaged and, with --trust, embeds as when written."""
     with plain_errors():
         from keras_ccp.app.search import about_model
 
-        for name, value in about_model(model).items():
+        for name, value in about_model(model, trust).items():
             _print_plainly(f"{name}: {value}")
 
 
 def _print_failures(failures: dict[Path, str]) -> None:
     """Says what was left out, on the standard error stream, apart from results."""
     for path, reason in failures.items():
-        text = rich.text.Text.assemble(("Skipped", "yellow"), f" {path}: {reason}")
+        line = printable(f" {path}: {reason}")
+        text = rich.text.Text.assemble(("Skipped", "yellow"), line)
         errors.print(text, soft_wrap=True)
 
 
