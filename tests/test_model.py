@@ -273,7 +273,7 @@ def test_wrong_validation_data_are_refused_before_the_first_step(data, message):
 
 
 def test_validation_data_beside_a_ccp_callback_are_refused():
-    model, (training, unseen) = compiled(small_model()), small_data(7).split_classes(4)
+    model, (training, unseen) = compiled(small_model()), color_data(7).split_classes(4)
     with pytest.raises(ValueError, match="`validation_data` must be left out beside"):
         model.fit(
             training.images,
@@ -285,7 +285,7 @@ def test_validation_data_beside_a_ccp_callback_are_refused():
 
 
 def test_steps_per_execution_must_divide_the_steps():
-    model, data = small_model(), small_data()
+    model, data = small_model(), color_data()
     model.compile("sgd", "contrastive", steps_per_execution=3)
     batches = tf.data.Dataset.from_tensors((data.images[:8], data.labels[:8])).repeat()
     with pytest.raises(ValueError, match="must divide.*Received: 3 for 10\n"):
