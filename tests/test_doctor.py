@@ -129,21 +129,21 @@ def no_image(root):
     file(root, 8, 0).write_text("<html>404</html>")
 
 
-@fault("error", "data", "thing03/3.png. Get them from")
+@fault("error", "data", "thing03/3.png")
 def missing_file(root):
     chosen = write_table(root)
     file(root, 3, 3).unlink()
     return chosen
 
 
-@fault("error", "data", "leave those images out")
+@fault("error", "data", "Leave images without a class out")
 def negative_label(root):
     labels = np.repeat(np.arange(12), 4)
     labels[5] = -1
     return write_npz(root, labels)
 
 
-@fault("error", "data", "leave those images out")
+@fault("error", "data", "Leave images without a class out")
 def nan_label(root):
     labels = np.repeat(np.arange(12.0), 4)
     labels[[5, 7]] = np.nan
@@ -161,7 +161,7 @@ def label_gap(root):
     return write_npz(root, labels[labels != 7])
 
 
-@fault("error", "too few classes", "lower `training.batch_size` to 12")
+@fault("error", "too few classes", "must be at most 12")
 def large_batch(root):
     return config(training={"batch_size": 16})
 

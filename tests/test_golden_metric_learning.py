@@ -48,10 +48,17 @@ def make_loss(name, similarity):
     }[name]
 
 
-def vectors_for(loss, vectors, embeddings):
-    """Normalised for the losses that take vectors as they come, if at all."""
+def rows_and_gradients(loss, vectors, inputs, **kwargs):
+    """Of vectors normalised for the losses that take them as they come, if at all."""
+    labels, x, references, r = inputs
     is_distance = isinstance(loss, (losses.ContrastiveLoss, losses.TripletLoss))
-    return l2_normalize(embeddings) if is_distance and vectors == "unit" else embeddings
+    normalize = l2_normalize if is_distance and vectors == "unit" else tf.identity
+    with tf.GradientTape() as tape:
+        tape.watch((x, r))
+        rows = loss.pairs(labels, normalize(x), references, normalize(r), **kwargs)
+        value = tf.reduce_mean(rows)
+    gradients = tape.gradient(value, (x, r))
+    return value, dict(zip(("embeddings", "references"), gradients, strict=True))
 
 
 def check(recorded, case, value, gradients, factor=1.0):
@@ -77,32 +84,14 @@ PAIR_LOSSES = [
 @pytest.mark.parametrize("name", PAIR_LOSSES)
 def test_in_batch(recorded, name, vectors, dtype):
     loss = make_loss(name, SIMILARITY[vectors])
-    labels = recorded["in/labels"]
-    embeddings = tf.constant(recorded["in/embeddings"], dtype)
-    with tf.GradientTape() as tape:
-        tape.watch(embeddings)
-        near = vectors_for(loss, vectors, embeddings)
-        value = tf.reduce_mean(loss.pairs(labels, near, labels, near, True))
-    gradients = {"embeddings": tape.gradient(value, embeddings)}
+    batch = recorded["in/labels"], tf.constant(recorded["in/embeddings"], dtype)
+    inputs = *batch, *batch
+    value, gradients = rows_and_gradients(loss, vectors, inputs, exclude_self=True)
+    del gradients["references"]  # the same tensor
     # Theirs is a mean over samples with a positive, ours over the batch: one of 15
     # samples is alone in its class.
     factor = 14 / 15 if name == "proxy_nca" else 1.0
     check(recorded, f"{name}_{vectors}_batch", value, gradients, factor)
-
-
-def against_references(loss, vectors, inputs):
-    labels, embeddings, reference_labels, references = inputs
-    with tf.GradientTape() as tape:
-        tape.watch((embeddings, references))
-        rows = loss.pairs(
-            labels,
-            vectors_for(loss, vectors, embeddings),
-            reference_labels,
-            vectors_for(loss, vectors, references),
-        )
-        value = tf.reduce_mean(rows)
-    gradients = tape.gradient(value, (embeddings, references))
-    return value, dict(zip(("embeddings", "references"), gradients, strict=True))
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
@@ -116,7 +105,7 @@ def test_against_references(recorded, name, vectors, dtype):
         recorded["in/reference_labels"],
         tf.constant(recorded["in/references"], dtype),
     )
-    result = against_references(loss, vectors, inputs)
+    result = rows_and_gradients(loss, vectors, inputs)
     check(recorded, f"{name}_{vectors}_references", *result)
 
 
@@ -158,7 +147,7 @@ def test_against_proxies(recorded, case, name, vectors, dtype):
     label_key = "one_class_labels" if case.startswith("one_class") else "labels"
     order = np.random.default_rng(0).permutation(5 * per_class)
     inputs = proxy_inputs(recorded, label_key, per_class, dtype, order)
-    value, gradients = against_references(loss, vectors, inputs)
+    value, gradients = rows_and_gradients(loss, vectors, inputs)
     gradients["references"] = gradients["references"].numpy()[np.argsort(order)]
     check(recorded, case, value, gradients)
 
@@ -193,7 +182,7 @@ def test_cross_batch_memory(recorded, name):
         embeddings = tf.constant(embeddings)
         with tf.GradientTape() as tape:
             tape.watch(embeddings)
-            near = vectors_for(loss, "unit", embeddings)
+            near = l2_normalize(embeddings) if name == "contrastive" else embeddings
             value = memory(labels, near) - loss(labels, near)
         gradients = {"embeddings": tape.gradient(value, embeddings)}
         check(recorded, f"memory_{name}_{step}", value, gradients)

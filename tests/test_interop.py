@@ -1,5 +1,6 @@
 """Losses, samplers and index of tensorflow-similarity; losses of tensorflow-addons."""
 
+import functools
 import importlib.util
 import math
 import sys
@@ -8,6 +9,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from conftest import on_replicas, pair_problem
 
 from keras_ccp import CCPModel, build_embedder, losses, retrieval
 from keras_ccp.losses import other_libraries
@@ -57,7 +59,7 @@ def unit_rows(*shape):
 
 def problem():
     """12 samples of classes 0-4 and 10 references of the same, unit vectors."""
-    labels = np.array([0, 0, 0, 1, 1, 1, 1, 2, 2, 3, 3, 4], "int32")
+    labels, _, _, _ = pair_problem()
     references = np.array([1, 3, 1, 0, 2, 3, 4, 1, 2, 4], "int32")
     rows = unit_rows(22, 3)
     return labels, rows[:12], references, rows[12:]
@@ -66,25 +68,23 @@ def problem():
 # ==== Values: the library's own, and the definitions as loops in float64 ====
 
 
-@pytest.mark.parametrize("name", SIMILARITY)
-def test_in_batch_it_is_the_similarity_loss(name):
+IN_BATCH = ["lifted_struct", "triplet_hard", "triplet_semihard"]
+IN_BATCH = [*SIMILARITY, *(pytest.param(name, marks=needs_addons) for name in IN_BATCH)]
+
+
+@pytest.mark.parametrize("name", IN_BATCH)
+def test_in_batch_it_is_the_loss_of_the_library(name):
     labels, x, _, _ = problem()
-    own = foreign(name, **SIMILARITY[name])
-    expected = own(labels, tf.constant(x, "float32"))  # eagerly it works on Keras 3
+    if name in SIMILARITY:  # eagerly it works on Keras 3
+        own = foreign(name, **SIMILARITY[name])
+    else:
+        own = functools.partial(other_libraries._load_function(name), **ADDONS[name])
+    expected = pytest.approx(float(own(labels, tf.constant(x, "float32"))), rel=1e-5)
     loss = make(name)
-    assert float(loss(labels[:, None], x)) == pytest.approx(float(expected), rel=1e-5)
+    assert float(loss(labels[:, None], x)) == expected
     rows = loss.pairs(labels, x, labels, x, exclude_self=True)
     assert rows.shape == (12,) and rows.dtype == tf.float32
-    assert np.mean(rows) == pytest.approx(float(expected), rel=1e-5)
-
-
-@needs_addons
-@pytest.mark.parametrize("name", ["lifted_struct", "triplet_hard", "triplet_semihard"])
-def test_in_batch_it_is_the_addons_loss(name):
-    labels, x, _, _ = problem()
-    own = other_libraries._load_function(name)
-    expected = float(own(labels, tf.constant(x, "float32"), **ADDONS[name]))
-    assert float(make(name)(labels, x)) == pytest.approx(expected, rel=1e-5)
+    assert np.mean(rows) == expected
 
 
 def split(i, labels, references, exclude_self=False):
@@ -181,10 +181,9 @@ def loop_semihard(labels, x):
     d, terms = distances(x), []
     for i in range(len(x)):
         pos, neg = split(i, labels, labels, True)
-        for j in pos:
-            farther = [d[i, n] for n in neg if d[i, n] > d[i, j]]
-            negative = min(farther) if farther else max(d[i, neg])
-            terms.append(max(0.0, d[i, j] - negative + 0.2))
+        for p in d[i, pos]:
+            negative = min((n for n in d[i, neg] if n > p), default=max(d[i, neg]))
+            terms.append(max(0.0, p - negative + 0.2))
     return np.mean(terms)
 
 
@@ -298,14 +297,20 @@ def test_neighbouring_labels_survive_mixed_precision(name):
 # ==== Training ====
 
 
-@pytest.mark.parametrize("name", ALL)
+# Each way that a batch is gathered.
+GATHERED = ["MultiSimilarityLoss", "PNLoss"]
+GATHERED += [
+    pytest.param(name, marks=needs_addons) for name in ("contrastive", "npairs")
+]
+
+
+@pytest.mark.parametrize("name", GATHERED)
 def test_two_replicas_give_what_one_gives(name):
     loss = make(name)
     labels, x, references, r = problem()
     x, r = x.astype("float32"), tf.constant(r, "float32")
 
-    def step(batch):
-        embeddings, batch_labels = batch
+    def step(embeddings, batch_labels):
         with tf.GradientTape() as tape:
             tape.watch((embeddings, r))
             rows = loss.pairs(batch_labels, embeddings, references, r)
@@ -313,27 +318,15 @@ def test_two_replicas_give_what_one_gives(name):
             value = tf.reduce_mean(rows + 0.5 * in_batch)
         return (value, *tape.gradient(value, (embeddings, r)))
 
-    expected = step((tf.constant(x), labels))
-    # Without collective operations, whose keys two strategies of a process would share.
-    strategy = tf.distribute.MirroredStrategy(
-        ["CPU:0", "CPU:1"],
-        cross_device_ops=tf.distribute.ReductionToOneDevice(),
-    )
-    batches = tf.data.Dataset.from_tensor_slices((x, labels)).batch(12)
-    batch = next(iter(strategy.experimental_distribute_dataset(batches)))
-    results = [
-        strategy.experimental_local_results(result)
-        for result in tf.function(strategy.run)(step, args=(batch,))
-    ]
-    value, gradient, reference_gradient = results
+    expected = step(tf.constant(x), labels)
+    value, gradient, reference_gradient = on_replicas(step, x, labels)
     np.testing.assert_allclose(np.mean(value), expected[0], rtol=1e-5)
     # Each replica averages over half the batch.
-    np.testing.assert_allclose(
-        np.concatenate(gradient) / 2, expected[1], rtol=1e-4, atol=1e-5
-    )
-    np.testing.assert_allclose(
-        sum(reference_gradient) / 2, expected[2], rtol=1e-4, atol=1e-5
-    )
+    for found, whole in (
+        (np.concatenate(gradient) / 2, expected[1]),
+        (sum(reference_gradient) / 2, expected[2]),
+    ):
+        np.testing.assert_allclose(found, whole, rtol=1e-4, atol=1e-5)
 
 
 def pictures(num_classes=4, per_class=6):
@@ -387,17 +380,6 @@ def test_sampler_feeds_a_model_that_is_saved(name, tmp_path):
     assert float(read.loss(labels, embeddings)) == float(model.loss(labels, embeddings))
 
 
-@pytest.mark.parametrize("name", ALL)
-def test_survives_serialisation(name):
-    labels, x, _, _ = problem()
-    loss = make(name)
-    read = keras.saving.deserialize_keras_object(
-        keras.saving.serialize_keras_object(loss)
-    )
-    assert type(read) is type(loss) and read.get_config() == loss.get_config()
-    assert float(read(labels, x)) == float(loss(labels, x))
-
-
 def test_trained_embedder_in_the_similarity_index():
     images, labels = pictures()
     model = small_model(proxies_per_class=0)
@@ -427,18 +409,6 @@ def test_trained_embedder_in_the_similarity_index():
     recall, map_at_r = (float(value) for value in theirs.values())
     assert recall == pytest.approx(own["precision_at_1"])
     assert map_at_r == pytest.approx(own["map_at_r"])
-
-
-def test_trained_embedder_as_a_similarity_model():
-    images, labels = pictures()
-    model = small_model()
-    outputs = model.normalize(model.embedder.output)
-    similarity_model = tfsim.models.SimilarityModel(model.embedder.inputs, outputs)
-    similarity_model.compile("adam", distance="cosine")
-    similarity_model.index(images, labels, verbose=0)
-    hits = similarity_model.lookup(images[:3], k=1, verbose=0)
-    assert [hit.label for (hit,) in hits] == list(labels[:3])
-    np.testing.assert_allclose([hit.distance for (hit,) in hits], 0, atol=1e-5)
 
 
 # ==== The libraries themselves ====

@@ -80,19 +80,6 @@ def test_by_hand():
     assert k_center_greedy(candidates, covered, 3).tolist() == [[2, 1, 0]]
 
 
-def test_ties_take_the_lowest_index():
-    # Both ends are 2 away; after one of them the other still is.
-    candidates = np.array([[[1.0], [2.0], [-2.0]]], np.float32)
-    assert k_center_greedy(candidates, np.zeros((1, 1, 1)), 2).tolist() == [[1, 2]]
-
-
-def test_small_differences_of_long_vectors():
-    # 1000^2 + .001^2 is 1000^2 in float32; the difference is .001 all the same.
-    candidates = np.array([[[1000.0, 0.0], [1000.0, 0.001]]], np.float32)
-    covered = np.array([[[1000.0, 0.0]]], np.float32)
-    assert k_center_greedy(candidates, covered, 1).tolist() == [[1]]
-
-
 def test_used_up_candidates_repeat_in_order():
     candidates = np.array([[[1.0], [3.0], [7.0]], [[1.0], [3.0], [7.0]]], np.float32)
     mask = np.array([[True, True, False], [False, True, False]])

@@ -34,7 +34,7 @@ def test_encoded_images_are_read_batch_by_batch(paths):
         tf.io.gfile.remove(path)
     # Had all been read at the start, all would still come.
     count = 1
-    with pytest.raises(tf.errors.InvalidArgumentError, match="cannot be read"):
+    with pytest.raises(tf.errors.OpError, match=r"\.png"):
         for _ in range(BATCHES):
             next(iterator)
             count += 1

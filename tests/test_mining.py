@@ -6,6 +6,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from conftest import on_replicas, pair_problem, with_gradients
 
 from keras_ccp import losses
 from keras_ccp.losses import mining
@@ -19,14 +20,6 @@ LOSSES = [
     losses.MultiSimilarityLoss,
     losses.TripletLoss,
 ]
-
-
-def random_problem(seed=0):
-    """12 samples of classes 0-4 (one alone), 9 references of 0-5: 1, 3, 0, 2, 1, 2."""
-    rng = np.random.default_rng(seed)
-    labels = np.array([0, 0, 0, 1, 1, 1, 1, 2, 2, 3, 3, 4])
-    references = np.array([5, 1, 3, 1, 0, 5, 3, 4, 1])
-    return labels, rng.normal(size=(12, 3)), references, rng.normal(size=(9, 3))
 
 
 def chosen(mask):
@@ -93,12 +86,10 @@ def test_easy_positive_matches_batch_easy_hard_miner():
 def test_mined_triplets_match(name, value, gradient):
     loss = losses.TripletLoss(0.4, mining=name)
     points = tf.constant(CIRCLE)
-    with tf.GradientTape() as tape:
-        tape.watch(points)
-        rows = loss.pairs(CIRCLE_LABELS, points, CIRCLE_LABELS, points, True)
-        mean = tf.reduce_mean(rows)
+    problem = CIRCLE_LABELS, points, CIRCLE_LABELS, points
+    _, mean, gradients = with_gradients(loss, *problem, exclude_self=True)
     assert float(mean) == pytest.approx(value, rel=1e-9)
-    found = tape.gradient(mean, points).numpy()[[0, 6]]
+    found = gradients[0].numpy()[[0, 6]]
     np.testing.assert_allclose(found, gradient, atol=1e-6)
 
 
@@ -132,7 +123,7 @@ def loop_pairs(name, distances, labels, references, exclude_self):
 @pytest.mark.parametrize("in_batch", [False, True])
 @pytest.mark.parametrize("name", BY_DISTANCE)
 def test_masks_match_loops(name, in_batch):
-    labels, x, references, r = random_problem()
+    labels, x, references, r = pair_problem()
     if in_batch:
         references, r = labels, x
     distances = [[math.dist(a, b) for b in r] for a in x]
@@ -172,7 +163,7 @@ def loop_loss(cls, name, values, pairs):
 @pytest.mark.parametrize("name", BY_DISTANCE)
 @pytest.mark.parametrize("cls", LOSSES)
 def test_losses_match_loops(cls, name, in_batch):
-    labels, x, references, r = random_problem(seed=1)
+    labels, x, references, r = pair_problem(seed=1)
     if in_batch:
         references, r = labels, x
     if cls in (losses.ContrastiveLoss, losses.TripletLoss):
@@ -264,7 +255,7 @@ def test_negatives_are_drawn_by_distance(dim):
 
 
 def test_draws_follow_the_seed():
-    labels, x, references, r = random_problem()
+    labels, x, references, r = pair_problem()
     x, r = np.abs(x), np.abs(r)  # all in one octant: near enough to be drawn
 
     def draw(seed):
@@ -280,14 +271,12 @@ def test_draws_follow_the_seed():
 def test_the_choice_is_constant_for_the_gradient():
     # One negative near enough: with it alone the loss is that without mining.
     x, r = tf.constant([[1.0, 0.0]]), tf.constant([[0.9, 0.1], [0.8, 0.6], [-1.0, 0.0]])
-    with tf.GradientTape(persistent=True) as tape:
-        tape.watch((x, r))
-        mined = losses.MultiSimilarityLoss(mining="distance_weighted")
-        mined = mined.pairs([0], x, [0, 1, 2], r)
-        plain = losses.MultiSimilarityLoss().pairs([0], x, [0, 1], r[:2])
-    for source in (x, r):
-        found, expected = tape.gradient(mined, source), tape.gradient(plain, source)
-        np.testing.assert_allclose(found, expected, rtol=1e-6)
+    mined = losses.MultiSimilarityLoss(mining="distance_weighted")
+    *_, found = with_gradients(mined, [0], x, [0, 1, 2], r)
+    *_, expected = with_gradients(losses.MultiSimilarityLoss(), [0], x, [0, 1], r[:2])
+    np.testing.assert_allclose(found[0], expected[0], rtol=1e-6)
+    np.testing.assert_allclose(found[1][:2], expected[1], rtol=1e-6)
+    np.testing.assert_array_equal(found[1][2:], 0.0)
 
 
 # --- As an argument ---
@@ -304,7 +293,7 @@ def test_the_choice_is_constant_for_the_gradient():
     ],
 )
 def test_compiled_equals_eager(loss):
-    labels, x, references, r = random_problem()
+    labels, x, references, r = pair_problem()
     if loss.mining == "distance_weighted":  # one candidate each: no chance in it
         references, r = references[:2], np.abs(r[:2])
         labels = np.where(labels == 1, 1, 5)
@@ -317,7 +306,7 @@ def test_compiled_equals_eager(loss):
 @pytest.mark.parametrize("cls", LOSSES)
 def test_none_is_the_default_and_counts_all(cls):
     assert inspect.signature(cls).parameters["mining"].default is None
-    labels, x, references, r = random_problem()
+    labels, x, references, r = pair_problem()
     problem = labels, 0.2 * x, references, 0.2 * r  # negatives within the margins
     rows = cls().pairs(*problem)
     np.testing.assert_array_equal(cls(mining=None).pairs(*problem), rows)
@@ -333,7 +322,7 @@ def test_none_is_the_default_and_counts_all(cls):
     ],
 )
 def test_two_replicas_mine_what_one_mines(loss):
-    labels, x, _, _ = random_problem()
+    labels, x, _, _ = pair_problem()
     x = tf.constant(x, tf.float32)
 
     def step(batch, batch_labels):
@@ -342,18 +331,11 @@ def test_two_replicas_mine_what_one_mines(loss):
             value = loss(batch_labels, batch)
         return value, tape.gradient(value, batch)
 
-    # Without collective operations, whose keys two strategies of a process would share.
-    strategy = tf.distribute.MirroredStrategy(
-        ["CPU:0", "CPU:1"],
-        cross_device_ops=tf.distribute.ReductionToOneDevice(),
-    )
     # Classes 0 and half of 1 on one replica, the rest on the other.
-    batches = tf.data.Dataset.from_tensor_slices((x, labels)).batch(12)
-    batch = next(iter(strategy.experimental_distribute_dataset(batches)))
-    values, gradients = tf.function(strategy.run)(step, args=batch)
-    values = strategy.experimental_local_results(values)
-    gradients = np.concatenate(strategy.experimental_local_results(gradients))
+    values, gradients = on_replicas(step, x, labels)
     expected_value, expected_gradient = step(x, labels)
     # Keras divides a loss by the number of replicas, whose gradients are summed.
     np.testing.assert_allclose(sum(values), expected_value, rtol=1e-5)
-    np.testing.assert_allclose(gradients, expected_gradient, rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(
+        np.concatenate(gradients), expected_gradient, rtol=1e-4, atol=1e-6
+    )

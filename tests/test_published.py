@@ -49,17 +49,10 @@ def test_figures_are_plausible():
         assert all(a > b for a, b in zip(values[:3], values[3:], strict=True))
 
 
-@pytest.mark.parametrize(
-    ("dataset", "method"),
-    [
-        ("emoji", "C1"),
-        ("cub200", "MS-XBM-L"),  # not in the paper's tables
-        ("sop", "SoftTriple-L"),
-        ("cub200", "c1"),
-    ],
-)
-def test_no_row(dataset, method):
-    assert published_row(dataset, method) is None
+def test_no_row():
+    # MS-XBM-L is not in the paper's tables.
+    for dataset, method in (("emoji", "C1"), ("cub200", "MS-XBM-L"), ("cub200", "c1")):
+        assert published_row(dataset, method) is None
 
 
 # ==== The guide ====

@@ -24,6 +24,7 @@ from keras_ccp.monitor.tensorboard import CCPTensorBoard
 
 EMBEDDER_FILE = "embedder.keras"
 SUMMARY_FILE = "fold.json"
+LOG_FILE = "log.csv"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,8 +69,9 @@ def train_fold(
     backup = Backup(fold.directory / "backup")
     first_batch = backup.num_epochs * training.steps_per_evaluation
     with writable(fold.directory, strategy) as directory:
+        _cut_log(directory / LOG_FILE, backup.num_epochs)
         logs = [
-            keras.callbacks.CSVLogger(directory / "log.csv", append=True),
+            keras.callbacks.CSVLogger(directory / LOG_FILE, append=True),
             keras.callbacks.TensorBoard(directory / "tensorboard", write_graph=False),
             CCPTensorBoard(directory / "tensorboard"),
             ProjectionLog(directory),
@@ -98,6 +100,20 @@ def train_fold(
         }
         # Last and at once: its presence says that the fold is finished.
         write_file(directory / SUMMARY_FILE, json.dumps(summary, indent=2))
+
+
+def _cut_log(path: Path, num_epochs: int) -> None:
+    """Leaves only the rows of epochs that are not run again."""
+    if not path.exists():
+        return
+    header, *rows = path.read_text("utf-8", "replace").splitlines() or [""]
+    kept = dict.fromkeys(map(str, range(num_epochs)))
+    for row in rows:
+        epoch = row.partition(",")[0]
+        if epoch in kept and row.count(",") == header.count(","):
+            kept[epoch] = row
+    lines = [header, *filter(None, kept.values())] if num_epochs else []
+    write_file(path, "".join(f"{line}\n" for line in lines))
 
 
 def make_model(config: Config, training: Dataset, root: Path) -> CCPModel:

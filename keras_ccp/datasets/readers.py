@@ -1,10 +1,9 @@
 """Folders, tables and .npz files of images, and whether the images can be read."""
 
-import contextlib
 import csv
 import logging
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,6 +13,7 @@ import tensorflow as tf
 
 from keras_ccp.checks import require
 from keras_ccp.datasets.dataset import Dataset
+from keras_ccp.files import reading
 from keras_ccp.images import UNREADABLE, decode_image, failure, read_file
 
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp")
@@ -273,19 +273,6 @@ def _cut(data: np.ndarray, offsets: np.ndarray) -> list[bytes]:
         raise ValueError("`data` not uint8, or `offsets` not ascending inside of it")
     view = memoryview(np.ascontiguousarray(data))
     return [bytes(view[a:b]) for a, b in zip(ends[1:-2], ends[2:-1], strict=True)]
-
-
-@contextlib.contextmanager
-def reading(what: str, remedy: str) -> Iterator[None]:
-    """Says which file or archive cannot be read, and the remedy."""
-    try:
-        yield
-    except ImportError:
-        raise
-    except Exception as error:  # a damaged file makes its reader raise anything
-        kind = FileNotFoundError if isinstance(error, FileNotFoundError) else ValueError
-        received = f"{type(error).__name__}: {error}".split("\n")[0]
-        raise kind(f"{what}. Received: {received}\n{remedy}") from error
 
 
 def find_files(paths: Sequence[str]) -> None:

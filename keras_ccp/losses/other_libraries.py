@@ -210,8 +210,9 @@ class AddonsLoss(PairLoss):
     meaning.
 
     Args:
-        function, **arguments: As for `from_addons`.
+        function: As for `from_addons`.
         reduction, name: As for `PairLoss`.
+        **arguments: As for `from_addons`.
     """
 
     def __init__(
