@@ -289,7 +289,8 @@ def test_a_run_names_the_image_that_it_cannot_decode(tmp_path):
     broken = tmp_path / "data" / "a" / "2.jpg"
     broken.write_bytes(broken.read_bytes()[:300])
     data = {"name": "folder", "augmentation": "mlrc", "size": 16, "unreadable": None}
-    config = small_config(data={**data, "train_classes": 6, "split_seed": None})
+    data = {**data, "train_classes": 6, "split_seed": None}
+    config = small_config(data=data, training={"batch_size": 6})
     with pytest.raises(ValueError, match=re.escape(f"fail: {broken} (Invalid JPEG ")):
         train_run(config, tmp_path / "data", tmp_path / "out")
 
