@@ -1,5 +1,6 @@
 """What every test starts from: four CPU devices, fixed seeds, a fresh Keras state."""
 
+import gc
 import os
 from pathlib import Path
 
@@ -20,6 +21,8 @@ from keras_ccp.datasets import Dataset  # noqa: E402
 SEED = 0
 GOLDEN = Path(__file__).parent / "golden" / "reference_oracles.npz"
 
+# What is imported stays: collections need not walk it, which takes seconds at times.
+gc.freeze()
 # Before any op: a started TensorFlow refuses it. Distribution tests use two to four.
 tf.config.set_logical_device_configuration(
     tf.config.list_physical_devices("CPU")[0],
