@@ -17,8 +17,8 @@ import tensorflow as tf
 from measuring import report
 
 from keras_ccp.datasets import Dataset
+from keras_ccp.images import random_box
 from keras_ccp.pipeline import balanced_batches, mlrc_augmentation
-from keras_ccp.pipeline.images import random_box
 
 CLASSES, PER_CLASS = 16, 16
 CLASSES_PER_BATCH, SAMPLES_PER_CLASS = 8, 4

@@ -1,5 +1,17 @@
 """Deep metric learning with chance constraints, in TensorFlow and Keras."""
 
+try:
+    import keras
+
+    backend = keras.backend.backend()
+except ImportError as error:  # of a backend that is not installed
+    backend = error.name
+if backend != "tensorflow":
+    raise ImportError(
+        f"keras_ccp needs the TensorFlow backend of Keras. Received: {backend}\n"
+        "Set KERAS_BACKEND=tensorflow before Keras is imported"
+    )
+
 from keras_ccp import backbones, datasets, losses, pipeline, retrieval
 from keras_ccp.backup import Backup
 from keras_ccp.callback import CCPCallback, WarmUp

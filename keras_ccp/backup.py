@@ -1,9 +1,11 @@
 """Backup: a killed `fit` goes on where it was, to the same result."""
 
 import collections
+import inspect
 import io
 import itertools
 import logging
+import numbers
 import os
 import re
 import sys
@@ -29,9 +31,12 @@ class Backup(keras.callbacks.Callback):
     projections, cross-batch memory, random seeds of its layers, all of it for each
     replica), of the optimizer (its learning rate too) and of the callbacks of this
     `fit` with `get_state()` and `set_state(state)`, as `CCPCallback` has them: a dict,
-    also nested, of arrays, numbers and strings. So a `fit` that was killed and is
-    called again with the same directory ends as if it had never stopped, given the
-    same data from that place on:
+    also nested, of arrays, numbers and strings. Of other callbacks, such as Keras'
+    `EarlyStopping`, `ReduceLROnPlateau` and `ModelCheckpoint`, it is public attributes
+    that are numbers or lists of arrays; what else one of your own gathers is named in a
+    warning, since it is not resumed. So a `fit` that was killed and is called again
+    with the same directory ends as if it had never stopped, given the same data from
+    that place on:
 
     ```python
     backup = Backup("run/backup")
@@ -83,7 +88,8 @@ class Backup(keras.callbacks.Callback):
         if not arrays:
             return
         now = {*self._variables(), *self._callbacks()}
-        then = {"/".join(name.split("/")[:2]) for name in arrays} - {"stopped"}
+        names = {"/".join(name.split("/")[:2]) for name in arrays} - {"stopped"}
+        then = {name for name in names if not name.startswith("others/")}
         if now != then:
             raise ValueError(
                 "`directory` must hold the backup of this same training. Received: "
@@ -99,6 +105,13 @@ class Backup(keras.callbacks.Callback):
                 replica.assign(value)
         for name, callback in self._callbacks().items():
             callback.set_state(_nested(arrays, f"{name}/"))
+        for name, callback in self._others().items():
+            for key, value in _nested(arrays, f"{name}/").items():
+                is_list = isinstance(value, dict)
+                value = [*value.values()] if is_list else value.item()
+                setattr(callback, key, value)
+            if lost := _not_kept(callback):
+                logger.warning("not resumed of %s: %s", name[7:], ", ".join(lost))
         logger.info("goes on after epoch %d from %s", num_epochs, self.directory)
 
     def on_epoch_begin(self, epoch, logs=None):
@@ -119,6 +132,8 @@ class Backup(keras.callbacks.Callback):
                 arrays[name] = np.stack(values[:1] if same else values)
             for name, callback in self._callbacks().items():
                 arrays |= _flat(callback.get_state(), f"{name}/")
+            for name, callback in self._others().items():
+                arrays |= _flat(_simple_state(callback), f"{name}/")
             save_checkpoint(self.directory, epoch + 1, arrays, self.keep)
 
     # ==== The state ====
@@ -141,14 +156,57 @@ class Backup(keras.callbacks.Callback):
 
     def _callbacks(self) -> dict[str, Any]:
         """Callbacks with a state, by name."""
+        return self._named("callbacks", True)
+
+    def _others(self) -> dict[str, Any]:
+        """Callbacks that say nothing of their state, by name."""
+        return self._named("others", False)
+
+    def _named(self, prefix: str, has_state: bool) -> dict[str, Any]:
         counts: collections.Counter = collections.Counter()
         named = {}
         for callback in self.model.fit_callbacks:
-            if hasattr(callback, "get_state") and hasattr(callback, "set_state"):
+            is_one = hasattr(callback, "get_state") and hasattr(callback, "set_state")
+            if is_one == has_state:
                 kind = type(callback).__name__
                 counts[kind] += 1
-                named[f"callbacks/{kind} {counts[kind]}"] = callback
+                named[f"{prefix}/{kind} {counts[kind]}"] = callback
         return named
+
+
+def _attributes(callback: keras.callbacks.Callback) -> dict[str, Any]:
+    """Public attributes that neither Keras nor an argument of the constructor sets."""
+    given = {*inspect.signature(type(callback).__init__).parameters, "params"}
+    attributes = vars(callback).items()
+    return {k: v for k, v in attributes if k[0] != "_" and k not in given}
+
+
+def _simple_state(callback: keras.callbacks.Callback) -> dict[str, Any]:
+    state: dict[str, Any] = {}
+    for name, value in _attributes(callback).items():
+        # Flags say what a callback found when it began, such as a file to append to.
+        if isinstance(value, numbers.Real) and not isinstance(value, bool):
+            state[name] = value
+        elif _is_arrays(value):
+            state[name] = {f"{i:05d}": array for i, array in enumerate(value)}
+    return state
+
+
+def _is_arrays(value: Any) -> bool:
+    kinds = np.ndarray, np.generic
+    return isinstance(value, list) and all(isinstance(v, kinds) for v in value)
+
+
+def _not_kept(callback: keras.callbacks.Callback) -> list[str]:
+    """Names of attributes in which a callback may gather what is lost."""
+    if type(callback).__module__.partition(".")[0] in ("keras", "keras_ccp"):
+        return []
+    kinds = list, dict, set, bool, np.ndarray, collections.deque
+    return [
+        name
+        for name, value in _attributes(callback).items()
+        if isinstance(value, kinds) and not (_is_arrays(value) and value)
+    ]
 
 
 # ==== Files ====

@@ -173,7 +173,7 @@ class CCPCallback(keras.callbacks.Callback):
         Returns:
             dict of `retrieval.evaluate`, or `None` where embeddings are not finite.
         """
-        embeddings = self.model.predict(self.validation.batches(), verbose=0)
+        embeddings = self.model.embed(self.validation)
         if not np.isfinite(embeddings).all():
             return None
         return retrieval.evaluate(embeddings, self.validation.labels)
@@ -198,7 +198,9 @@ class CCPCallback(keras.callbacks.Callback):
         frozen, and its best proxies give way to pool images that K-Center chooses
         to cover what they do not. A model without proxies has no projections.
         """
-        best, current = self._best_of_problem, BestWeights.of(self.model)
+        best = self._best_of_problem
+        if not self.restore_on_projection:
+            current = BestWeights.of(self.model)
         best.restore(self.model)
         self.model.take_snapshot()
         converged = self.model.proxy_embeddings()

@@ -116,10 +116,7 @@ def lost_workers(strategy: tf.distribute.Strategy) -> Iterator[None]:
 
 
 def synchronize_batch_norm(model: keras.Model) -> None:
-    """Lets batch norm see the whole batch, not the share of its replica.
-
-    To be called before the first step.
-    """
+    """Lets batch norm see the whole batch, not the share of its replica."""
     for layer in model.layers:
         if isinstance(layer, keras.layers.BatchNormalization):
             layer.synchronized = True

@@ -1,10 +1,12 @@
 """Files and folders that are written whole or not at all, and the lock of a folder."""
 
 import contextlib
+import json
 import os
-import tempfile
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import filelock
 
@@ -26,18 +28,50 @@ def write_file(path: str | os.PathLike, content: str | bytes) -> None:
 
 
 @contextlib.contextmanager
+def reading(what: str, remedy: str) -> Iterator[None]:
+    """Says which file or archive cannot be read, and the remedy."""
+    try:
+        yield
+    except ImportError:
+        raise
+    except Exception as error:  # a damaged file makes its reader raise anything
+        kind = FileNotFoundError if isinstance(error, FileNotFoundError) else ValueError
+        received = f"{type(error).__name__}: {error}".split("\n")[0]
+        raise kind(f"{what}. Received: {received}\n{remedy}") from error
+
+
+def read_json(path: str | os.PathLike, *keys: str) -> dict[str, Any]:
+    """The object in a JSON file, which holds the keys."""
+    remedy = "Copy it back, or delete it where it can be made again"
+    with reading(f"{path} must be undamaged JSON with {', '.join(keys)}", remedy):
+        values = json.loads(Path(path).read_text("utf-8"))
+        for key in keys:
+            values[key]
+        return values
+
+
+@contextlib.contextmanager
 def replaced_folder(path: Path) -> Iterator[Path]:
-    """Gives a folder to write, which takes the place of `path` once it is complete."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(
-        prefix=f".{path.name}-", dir=path.parent, ignore_cleanup_errors=True
-    ) as temporary:
-        partial = Path(temporary) / "new"
-        partial.mkdir()
-        yield partial
-        if path.exists():
-            path.replace(Path(temporary) / "old")
-        partial.replace(path)
+    """Gives a folder to write, which takes the place of `path` once it is complete.
+
+    What a process that died has left is put back or removed by the next.
+    """
+    work = path.with_name(f".{path.name}-partial")
+    new, old = work / "new", work / "old"
+    work.mkdir(parents=True, exist_ok=True)
+    with locked(work):
+        if old.exists() and not path.exists():
+            old.replace(path)
+        for left in (new, old):
+            shutil.rmtree(left, ignore_errors=True)
+        new.mkdir()
+        try:
+            yield new
+            if path.exists():
+                path.replace(old)
+            new.replace(path)
+        finally:
+            shutil.rmtree(work, ignore_errors=True)
 
 
 def check_folder(name: str, path: Path) -> None:
@@ -62,11 +96,3 @@ def locked(folder: Path) -> Iterator[None]:
             f"Another process works in {folder}\n"
             "Wait for its end, end it, or choose another folder"
         ) from None
-
-
-def write_whole(path: Path, text: str) -> None:  # to go: write_file
-    write_file(path, text)
-
-
-def make_folder(out: Path) -> None:  # to go: mkdir
-    out.mkdir(parents=True, exist_ok=True)

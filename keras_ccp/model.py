@@ -12,8 +12,9 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from keras_ccp import distribute, losses, retrieval
+from keras_ccp import distribute, losses, pipeline, retrieval
 from keras_ccp.datasets import Dataset
+from keras_ccp.images import BrokenImage, failure
 from keras_ccp.layers import normalization_layer, normalized
 from keras_ccp.pipeline import EvaluationData
 
@@ -98,6 +99,8 @@ class CCPModel(keras.Model):
             raise ValueError('`references` must be "proxies" or "samples"')
         super().__init__(**kwargs)
         self.embedder = normalized(embedder, normalization)
+        if distribute.num_replicas() > 1:  # as in the scope of a strategy
+            distribute.synchronize_batch_norm(self.embedder)
         self.num_classes = num_classes
         self.proxies_per_class = proxies_per_class
         self.proximal_weight = proximal_weight
@@ -266,7 +269,8 @@ class CCPModel(keras.Model):
                 "`sample_weight` and `class_weight` must be left out. Received: weights"
                 "\nThe loss compares pairs; draw samples more often instead"
             )
-        labels = labels if labels is None else tf.convert_to_tensor(labels)
+        if labels is not None:
+            labels = tf.convert_to_tensor(labels)  # an array in eager steps
         integer = labels is not None and labels.dtype.is_integer
         if not integer or (
             labels.shape.rank != 1 and not labels.shape[1:].is_compatible_with((1,))
@@ -368,7 +372,9 @@ class CCPModel(keras.Model):
 
         Raises:
             ValueError: if labels or images do not fit, sample weights are given,
-                nothing can be trained, or the data end before the epoch does.
+                nothing can be trained, `steps_per_execution` does not divide the
+                steps, there are `validation_data` beside a `CCPCallback`, or the data
+                end before the epoch does.
         """
         if not self.trainable_variables:
             raise ValueError(
@@ -382,10 +388,22 @@ class CCPModel(keras.Model):
                     "`steps_per_epoch` must be given with endless data. Received: "
                     f"{steps}\nThe published runs evaluate after 25: steps_per_epoch=25"
                 )
+        if steps and steps % self.steps_per_execution:
+            raise ValueError(
+                "`steps_per_execution` must divide `steps_per_epoch`. Received: "
+                f"{self.steps_per_execution} for {steps}\n"
+                "Keras would run more steps than asked for; compile with another"
+            )
         if y is None and not isinstance(x, keras.utils.PyDataset):
             # Keras' default would warn that it cannot shuffle a stream.
             kwargs.setdefault("shuffle", False)
+        listed = keras.tree.flatten([] if callbacks is None else callbacks)
         if (validation := kwargs.get("validation_data")) is not None:
+            if any(hasattr(callback, "project") for callback in listed):
+                raise ValueError(
+                    "`validation_data` must be left out beside a CCPCallback, whose "
+                    "names in the logs it shares\nEvaluate other images after `fit`"
+                )
             data = EvaluationData(validation, "validation_data")
             self.check_images(data)
             if isinstance(validation, Dataset):
@@ -394,7 +412,7 @@ class CCPModel(keras.Model):
         # Known by what they do, since they build upon this module.
         self.fit_callbacks = [
             *sorted(
-                keras.tree.flatten([] if callbacks is None else callbacks),
+                listed,
                 key=lambda c: hasattr(c, "first_epoch") - hasattr(c, "project"),
             ),
             watch,
@@ -437,26 +455,24 @@ class CCPModel(keras.Model):
     def test_step(self, data):
         raise ValueError("Unseen classes have no proxies.\nUse model.evaluate")
 
-    def embed(self, data: Any) -> np.ndarray:
+    def embed(self, data: Any, progress: bool = False) -> np.ndarray:
         """Embeddings of images, in their order.
 
         Args:
-            data: `Dataset`, array of images, or batches of them.
+            data: `Dataset`, array of images, list of paths or of encoded bytes, or
+                batches of images.
+            progress: whether to show a bar. Defaults to `False`.
 
         Returns:
             `(n, dim)` float32 array, normalised.
         """
-        if isinstance(data, Dataset):
-            data = EvaluationData(data)
-        if isinstance(data, EvaluationData):
-            data = data.batches()
-        return self.predict(data, verbose=0)
+        return pipeline.embed(self, data, progress)
 
     def check_images(self, data: EvaluationData) -> None:
         """Refuses another size, and pixels of 0..1 where the embedder takes 0..255."""
-        images = next(iter(data.batches(np.arange(min(32, len(data))))))
-        self.embedder.compute_output_shape(images.shape)  # Keras looks at the size
         with _plain_errors():
+            images = next(iter(data.batches(np.arange(min(32, len(data))))))
+            self.embedder.compute_output_shape(images.shape)  # Keras looks at the size
             _pixel_assertions(images, self.embedder)
         scales = [
             np.max(np.abs(layer.scale))
@@ -561,6 +577,8 @@ def _plain_errors() -> Iterator[None]:
     try:
         yield
     except tf.errors.InvalidArgumentError as error:
+        if "keras_ccp.datasets.verify" in str(error):
+            raise BrokenImage(failure(error)) from None
         for mark, message in _MESSAGES.items():
             if mark in str(error):
                 values = re.split(r"[\[\]\s']+", str(error).rpartition(mark)[2])
@@ -572,6 +590,7 @@ def _pixel_assertions(images: tf.Tensor, embedder: keras.Model) -> list:
     """What is asserted of images that an input of integers may not hold."""
     if "int" not in embedder.inputs[0].dtype or images.dtype == tf.uint8:
         return []
+    images = tf.convert_to_tensor(images)  # an array in eager steps
     low, high = tf.reduce_min(images), tf.reduce_max(images)
     fits = (low >= 0) & (high <= 255)
     if images.dtype.is_floating:  # would be rounded to nothing

@@ -5,6 +5,9 @@ They need TensorFlow, and nothing of this package.
 
 import base64
 import os
+import shutil
+import tempfile
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +17,7 @@ import tensorflow as tf
 
 from keras_ccp.checks import check_int, require
 from keras_ccp.datasets import Dataset
-from keras_ccp.files import replaced_folder
+from keras_ccp.files import check_folder, replaced_folder
 from keras_ccp.index import RetrievalIndex, fingerprint
 from keras_ccp.index.digests import (
     digest,
@@ -84,7 +87,7 @@ def export_serving(
     """
     path = Path(path)
     _check_replaceable(path)
-    module = _ServingModule(load_embedder(embedder), size, short_side, index)
+    module = _ServingModule(load_embedder(embedder, True), size, short_side, index)
     with replaced_folder(path) as folder:
         options = tf.saved_model.SaveOptions(namespace_whitelist=["Scann"])
         tf.saved_model.save(module, folder, module.endpoints, options)
@@ -108,7 +111,7 @@ def export_trained(
         return export_serving(embedder, path, None, dataset.size, short_side)
     _check_replaceable(path)
     with replaced_folder(path) as folder:
-        embedder.export(folder, verbose=False)
+        _inference(embedder).export(folder, verbose=False)
         _write_golden(folder, {})
     return path
 
@@ -128,33 +131,62 @@ def export_onnx(embedder: Any, path: str | os.PathLike) -> None:
         ImportError: If a package is missing.
         ValueError: If it does not take square RGB images.
     """
-    model = load_embedder(embedder)
-    size = image_size(model) or 32
+    embedder = load_embedder(embedder)
+    size, model = image_size(embedder) or 32, _inference(embedder)
     # The exporter takes the shapes of a call.
     model(np.zeros((1, size, size, 3), model.inputs[0].dtype))
     model.export(path, format="onnx", verbose=False)
 
 
-def load_embedder(embedder: Any) -> Any:
-    """A Keras model or loaded SavedModel, of what `export_serving` takes."""
+def load_embedder(embedder: Any, trust: bool = False) -> Any:
+    """A Keras model or loaded SavedModel, of what `export_serving` takes.
+
+    A SavedModel, a folder or packed as a zip file, is loaded only with `trust`.
+    """
     if isinstance(embedder, CCPModel):
         return embedder.embedder
     if not isinstance(embedder, (str, os.PathLike)):
         return embedder
     path = Path(embedder)
-    if (path / "saved_model.pb").exists():
-        return tf.saved_model.load(path)
-    if path.is_file():
-        return load_embedder(keras.models.load_model(path, compile=False))
-    raise FileNotFoundError(
-        f"`embedder` must be a .keras file or the folder of a SavedModel. Received: "
-        f"{path}\nA finished run has the folder `embedder`"
-    )
+    if path.suffix == ".zip" or (path / "saved_model.pb").exists():
+        if not trust:
+            raise ValueError(
+                "`embedder` must run no code of its own. Received: a SavedModel, which "
+                f"is a program, in {path}\nTrust those who made it by --trust "
+                "(trust=True), or take a .keras file"
+            )
+        with tempfile.TemporaryDirectory() as folder:
+            if path.suffix == ".zip":
+                shutil.unpack_archive(path, folder)
+                path = Path(folder)
+            return tf.saved_model.load(path)
+    if path.suffix != ".keras" or not path.is_file():
+        raise FileNotFoundError(
+            f"`embedder` must be a .keras file or the folder of a SavedModel. Received:"
+            f" {path}\nA finished run has the folder `embedder`"
+        )
+    try:
+        zipfile.ZipFile(path).close()  # says what Keras calls "not found"
+        model = keras.models.load_model(path, compile=False, safe_mode=True)
+    except Exception as error:  # a damaged file makes its readers raise anything
+        reason = str(error).strip().split("\n")[0] or type(error).__name__
+        raise ValueError(
+            "`embedder` must be an undamaged .keras file of layers of Keras and "
+            f"keras_ccp alone. Received: {path}: {reason:.300}\n"
+            "Save it again, without Lambda layers and classes of one's own"
+        ) from error
+    return load_embedder(model)
+
+
+def _inference(embedder: keras.Model) -> keras.Model:
+    """The embedder, in which layers of augmentation do nothing."""
+    images = embedder.inputs[0]
+    return keras.Model(images, embedder(images, training=False))
 
 
 def image_size(embedder: Any) -> int | None:
     """Side of the images that a loaded embedder takes, `None` if it is free."""
-    _, given = _call_of(embedder)
+    _, given = call_of(embedder)
     shape = tuple(given.shape)
     if len(shape) != 4 or shape[3] not in (3, None) or shape[1] != shape[2]:
         raise ValueError(
@@ -164,7 +196,7 @@ def image_size(embedder: Any) -> int | None:
     return shape[1]
 
 
-def _call_of(embedder: Any) -> tuple[Any, Any]:
+def call_of(embedder: Any) -> tuple[Any, Any]:
     """What maps a batch of images to embeddings, and the spec of the images."""
     if isinstance(embedder, keras.Model):
         inputs, outputs = embedder.inputs or (), embedder.outputs or ()
@@ -186,7 +218,24 @@ def _call_of(embedder: Any) -> tuple[Any, Any]:
     )
 
 
+def prepare_as(
+    embedder: Any, size: int | None = None, short_side: int | None = None
+) -> dict[str, int]:
+    """`size` and `short_side` for a loaded embedder, where they are not given."""
+    expected = image_size(embedder)
+    size = size or expected
+    if size is None or expected not in (None, size):
+        raise ValueError(
+            f"`size` must be {expected or 'given'}, by what the embedder takes. "
+            f"Received: size={size}\nPass the side of its images in pixels"
+        )
+    short_side = short_side or round(size * 256 / 227)
+    check_int("short_side", short_side, minimum=size)
+    return {"size": int(size), "short_side": int(short_side)}
+
+
 def _check_replaceable(path: Path) -> None:
+    check_folder("path", path.parent)
     if path.exists() and not (path / "saved_model.pb").exists():
         if not path.is_dir() or any(path.iterdir()):
             raise ValueError(
@@ -209,17 +258,9 @@ class _ServingModule(tf.Module):
         index: RetrievalIndex | None,
     ):
         super().__init__()
-        call, given = _call_of(embedder)
-        expected = image_size(embedder)
-        size = size or expected
-        if size is None or expected not in (None, size):
-            raise ValueError(
-                f"`size` must be {expected or 'given'}, by what the embedder takes. "
-                f"Received: size={size}\nPass the side of its images in pixels"
-            )
-        short_side = short_side or round(size * 256 / 227)
-        check_int("short_side", short_side, minimum=size)
-        self.preparation = {"size": int(size), "short_side": int(short_side)}
+        call, given = call_of(embedder)
+        self.preparation = prepare_as(embedder, size, short_side)
+        size, short_side = self.preparation.values()
         own = fingerprint(embedder)
         if index is not None and (index.fingerprint or own) != own:
             raise ValueError(
@@ -397,29 +438,14 @@ def check_model(path: str | os.PathLike) -> dict[str, Any]:
         ValueError: If files are changed or missing, the model cannot be loaded, or its
             embedding or neighbours of the golden image are others; it says which.
     """
-    _, difference = load_checked(path)
-    return read_manifest(Path(path) / _MANIFEST)["about"] | {"difference": difference}
+    manifest = read_undamaged(Path(path))
+    difference = _golden_difference(Path(path), manifest["golden"])
+    return manifest["about"] | {"difference": difference}
 
 
-def load_checked(path: str | os.PathLike) -> tuple[Any, float]:
-    """Loads an exported model if `check_model` finds nothing, and its difference."""
-    path = Path(path)
-    if not (path / _MANIFEST).exists():
-        raise FileNotFoundError(
-            f"`path` must be a model that `export_serving` wrote. Received: {path}\n"
-            "A run and an index have theirs in the folder `embedder`"
-        )
-    manifest = read_manifest(path / _MANIFEST)
-    listed, found = manifest["files"], _checksums(path)
-    wrong = [
-        f"{name} is "
-        + ("missing" if name not in found else "changed" if name in listed else "new")
-        for name in sorted({*listed, *found})
-        if listed.get(name) != found.get(name)
-    ]
-    if wrong:
-        refuse_damaged(path, wrong)
-    golden = manifest["golden"]
+def _golden_difference(path: Path, golden: dict[str, Any]) -> float:
+    """How far the embedding of the golden image is from the one that was written."""
+    wrong = []
     try:
         model = tf.saved_model.load(path)
         embedding, ids = _golden_results(model, golden["image"])
@@ -437,12 +463,32 @@ def load_checked(path: str | os.PathLike) -> tuple[Any, float]:
         wrong.append(f"the golden image's neighbours are {ids}, not {golden['ids']}")
     if wrong:
         refuse_damaged(path, wrong)
-    return model, float(difference)
+    return float(difference)
+
+
+def read_undamaged(path: Path) -> dict[str, Any]:
+    """What an exported model says of itself, if its files have their checksums."""
+    if not (path / _MANIFEST).is_file():
+        raise FileNotFoundError(
+            f"`path` must be a model that `export_serving` wrote. Received: {path}\n"
+            "A run has its own in the folder `embedder`"
+        )
+    manifest = read_manifest(path / _MANIFEST)
+    listed, found = manifest["files"], _checksums(path)
+    wrong = [
+        f"{name} is "
+        + ("missing" if name not in found else "changed" if name in listed else "new")
+        for name in sorted({*listed, *found})
+        if listed.get(name) != found.get(name)
+    ]
+    if wrong:
+        refuse_damaged(path, wrong)
+    return manifest
 
 
 def read_preparation(path: str | os.PathLike) -> dict[str, int]:
     """`size` and `short_side` of a model's images; nothing if it decodes no files."""
-    if not (Path(path) / _MANIFEST).exists():
+    if not (Path(path) / _MANIFEST).is_file():
         return {}
     about = read_manifest(Path(path) / _MANIFEST)["about"]
     return {name: about[name] for name in ("size", "short_side") if name in about}
@@ -483,7 +529,7 @@ def _golden_pixels(height: int, width: int, channels: int, scale: int) -> np.nda
 def _golden_results(model: Any, image: str | None) -> tuple[list, list | None]:
     """Embedding and neighbours of a JPEG in base64, without one of an array."""
     if image is None:
-        call, spec = _call_of(model)
+        call, spec = call_of(model)
         height, width, channels = (side or 32 for side in spec.shape[1:])
         pixels = _golden_pixels(height, width, channels, height)
         return call(tf.cast(pixels[None], spec.dtype))[0].numpy().tolist(), None

@@ -396,6 +396,82 @@ class Counter(keras.callbacks.Callback):
         self.count += 1
 
 
+def fit_keras_callbacks(folder, scores, kill=None):
+    """Epochs, learning rates and the best file of Keras' callbacks beside a Backup."""
+    model = started() if kill is not None or not folder.exists() else traced_model()
+    backup = Backup(folder / "backup")
+
+    def score(epoch, logs):
+        logs["score"] = scores[epoch]
+
+    best = {"monitor": "score", "mode": "max"}
+    callbacks = [
+        keras.callbacks.LambdaCallback(on_epoch_end=score),
+        keras.callbacks.ModelCheckpoint(
+            folder / "best.weights.h5",
+            save_best_only=True,
+            save_weights_only=True,
+            **best,
+        ),
+        keras.callbacks.EarlyStopping(patience=3, restore_best_weights=True, **best),
+        keras.callbacks.ReduceLROnPlateau(patience=2, cooldown=1, **best),
+        keras.callbacks.CSVLogger(folder / "log.csv", append=True),
+    ]
+    if kill is not None:
+        callbacks.append(Kill(kill, after=True))
+    folder.mkdir(exist_ok=True)
+    with contextlib.suppress(Killed):
+        model.fit(
+            batches(backup),
+            steps_per_epoch=STEPS,
+            epochs=len(scores),
+            verbose=0,
+            callbacks=[backup, *callbacks],
+        )
+    callbacks[4].csv_file.close()  # as the end of a process does
+    return everything(model)
+
+
+@pytest.mark.parametrize("killed_at", [1, 3])
+def test_callbacks_of_keras_go_on(killed_at, tmp_path):
+    # The best is that of epoch 1; three without a better one end it at epoch 4.
+    scores = [0.5, 0.9, 0.7, 0.8, 0.6, 0.7, 0.7, 0.7]
+    expected = fit_keras_callbacks(tmp_path / "whole", scores)
+    fit_keras_callbacks(tmp_path / "killed", scores, kill=killed_at)
+    scramble(traced_model())
+    values = fit_keras_callbacks(tmp_path / "killed", scores)
+    folders = tmp_path / "whole", tmp_path / "killed"
+    logs = [(folder / "log.csv").read_text() for folder in folders]
+    assert logs[0] == logs[1] and len(logs[0].splitlines()) == 1 + 5
+    kept = []
+    for folder in folders:
+        traced_model().load_weights(folder / "best.weights.h5")
+        kept.append(everything(traced_model()))
+    for pairs in ((values, expected), kept):
+        for mine, theirs in zip(*pairs, strict=True):
+            np.testing.assert_array_equal(mine, theirs)
+
+
+class Gathers(keras.callbacks.Callback):
+    def __init__(self, patience):
+        super().__init__()
+        self.patience, self.count, self.seen = patience, 0, []
+
+    def on_epoch_end(self, epoch, logs=None):
+        self.count += 1
+        self.seen.append(epoch)
+
+
+def test_what_is_not_resumed_is_named(tmp_path, caplog):
+    with contextlib.suppress(Killed):
+        run(tmp_path, started(), [Gathers(3), Kill(2)])
+    assert not caplog.text.count("not resumed")
+    gathers = Gathers(5)
+    run(tmp_path, callbacks=[gathers, Kill(None)])
+    assert "not resumed of Gathers 1: seen" in caplog.text
+    assert gathers.count == NUM_EPOCHS and gathers.patience == 5
+
+
 def test_state_of_every_callback_is_kept(tmp_path):
     counters = [Counter(), Counter()]
     counters[1].count = 10

@@ -138,11 +138,15 @@ def test_index_search_embed_and_check(config, tmp_path):
 
 
 def test_tune_prints_what_it_wrote(config, tmp_path, monkeypatch):
-    def searched(experiment, data, out, trials):
+    def searched(experiment, data, out, trials, full):
+        assert experiment.training.max_evaluations == 2
+        assert full.training.max_evaluations == 1  # as in the file
+        assert experiment.loss == full.loss and full.loss.name == "triplet"
         out.mkdir()
         for name in written:
             (out / name).touch()
         scores = {"map_at_r": 0.5, "own_map_at_r": 0.4, "complete": 1, "pruned": 0}
+        scores |= {"projected": 0, "without_effect": ["model.proximal_weight"]}
         return {**scores, "values": {"model.proxies_per_class": 2}}
 
     monkeypatch.setattr("keras_ccp.app.tuning.tune", searched)
@@ -150,11 +154,13 @@ def test_tune_prints_what_it_wrote(config, tmp_path, monkeypatch):
         ("pairs", ["best.yaml", "trials.csv", "study.db"]),
         ("proxies", ["best.yaml", "trials.csv", "lambda_proxies.png", "study.db"]),
     ):
-        result = invoke("tune", config, "--out", tmp_path / name)
+        sets = ["--set", "training.max_evaluations=2", "--set", "loss.name=triplet"]
+        result = invoke("tune", config, "--out", tmp_path / name, *sets)
         assert result.exit_code == 0, result.output
         assert f"{name}: {', '.join(written)}\n" in result.output
         shown = " ".join(result.output.split())
         assert "best 0.5000, with the configuration's own values 0.4000" in shown
+        assert "model.proximal_weight had no effect on the best trial" in shown
 
 
 def test_doctor_prints_findings_and_ends_by_them(config):

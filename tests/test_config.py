@@ -100,7 +100,7 @@ def test_unknown_key_is_refused_with_the_nearest(load, override, place, near):
         ("loss.arguments=[0.5]", r"loss.arguments: .*dictionary.*\[0.5\]"),
         ("loss.arguments.xyz=1", "loss.arguments: .*'xyz'.* has positive_margin, "),
         ("loss.arguments.negative_margin=-1", "loss.arguments: `negative_margin` must"),
-        ("loss.name=tripplet", "loss.name: .*; did you mean `triplet`"),
+        ("loss.name=tripplet", 'loss.name: .*"triplet"'),
         ("model.proxies_per_class=13", "`callback.pool_size` must be at least .* 13,"),
         ("distribution.strategy=miror", "distribution.*; did you mean `mirrored`"),
         ("method=2024-01-01", "method: .*string"),

@@ -157,9 +157,20 @@ def test_values_are_those_of_before():
     assert len(published) == 76
     for names, expected in SUMS.items():
         parts = [names.split()] if " ms" in names or "_ccp" in names else published
-        values = [load_config(part).model_dump() for part in parts]
+        # Version 0.1 took folders by their names.
+        change = ["data.split_seed=null"] if names.startswith("folder") else []
+        values = [load_config(part, change).model_dump() for part in parts]
         text = json.dumps(values, sort_keys=True)
         assert hashlib.sha256(text.encode()).hexdigest()[:12] == expected, names
+
+
+def test_classes_are_shuffled_where_no_split_is_published(tmp_path):
+    assert load_config(["folder", "ms"]).data.split_seed == 0
+    file = tmp_path / "own.yaml"
+    for name, seed in (("folder", 0), ("table", 0), ("npz", 0), ("cub200", None)):
+        file.write_text(f"method: C2\ndata: {{name: {name}}}\nloss: {{name: triplet}}")
+        assert load_config(file).data.split_seed == seed
+        assert load_config(file, ["data.split_seed=null"]).data.split_seed is None
 
 
 def test_any_method_goes_with_any_dataset():

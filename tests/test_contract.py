@@ -31,7 +31,7 @@ LAYERS = [
     {"callback"},
     {"model"},
     {"losses", "retrieval", "pipeline", "datasets"},
-    {"layers", "k_center", "backbones", "distribute"},
+    {"layers", "k_center", "backbones", "distribute", "images"},
     {"checks", "files"},
 ]
 # Neighbours of one floor that build on each other.

@@ -12,16 +12,23 @@ import pytest
 import tensorflow as tf
 import yaml
 
-from keras_ccp import CCPCallback, CCPModel, distribute, losses
+from keras_ccp import (
+    CCPCallback,
+    CCPModel,
+    build_embedder,
+    datasets,
+    distribute,
+    losses,
+)
 from keras_ccp.app.config import DistributionConfig
+from keras_ccp.backbones import small_cnn
 from keras_ccp.distribute import (
     gather_batch,
     gather_rows,
     is_chief,
     make_strategy,
-    synchronize_batch_norm,
 )
-from keras_ccp.pipeline import EvaluationData
+from keras_ccp.pipeline import EvaluationData, balanced_batches
 
 LOSSES = {
     **{name: lambda name=name: losses.get(name) for name in losses._BY_NAME},
@@ -199,8 +206,6 @@ def test_batch_norm_sees_the_whole_batch():
             embedder = keras.Sequential([keras.Input((2,)), *layers])
             model = CCPModel(embedder, 2, 1, normalization=None)
             model.compile(keras.optimizers.SGD(0.1), "contrastive")
-        if devices > 1:
-            synchronize_batch_norm(model.embedder)
         images = np.arange(24, dtype="float32").reshape(12, 2) ** 1.1 / 10
         data = tf.data.Dataset.from_tensor_slices((images, np.arange(12) % 2))
         model.fit(data.batch(4), epochs=2, verbose=0)
@@ -208,6 +213,24 @@ def test_batch_norm_sees_the_whole_batch():
 
     for weight, other in zip(train(2), train(1), strict=True):
         np.testing.assert_allclose(weight, other, rtol=1e-5, atol=1e-5)
+
+
+def test_small_cnn_trains_on_two_replicas_what_it_trains_on_one():
+    """The example of docs/distribution.md, weights and statistics of batch norm."""
+
+    def train(devices):
+        keras.utils.set_random_seed(0)
+        with make_strategy("mirrored", devices).scope():
+            embedder = build_embedder(small_cnn())
+            model = CCPModel(embedder, num_classes=4, proxies_per_class=2)
+            model.compile(keras.optimizers.SGD(0.1), "multi_similarity")
+        data = datasets.emoji().select_classes(range(4))
+        batches = balanced_batches(data, 4, 4, seed=0)
+        history = model.fit(batches, steps_per_epoch=4, verbose=0).history
+        return history["loss"], model.get_weights()
+
+    one, two = train(1), train(2)
+    assert_equal(two, one)
 
 
 # ==== Strategies ====

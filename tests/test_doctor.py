@@ -1,6 +1,7 @@
 """The doctor finds what was planted, and nothing in what is sound."""
 
 import io
+import os
 from pathlib import Path
 
 import numpy as np
@@ -19,8 +20,9 @@ from keras_ccp.app.doctor.estimate import Speed, memory_bytes, time_note
 from keras_ccp.app.doctor.images import Part
 from keras_ccp.app.doctor.labels import label_findings
 from keras_ccp.app.fold import make_model
+from keras_ccp.app.images import find_images
 from keras_ccp.app.splits import Splits, load_splits
-from keras_ccp.datasets import Dataset
+from keras_ccp.datasets import Dataset, image_folder, list_images
 
 NUM_CLASSES, NUM_IMAGES = 24, 4
 
@@ -127,21 +129,21 @@ def no_image(root):
     file(root, 8, 0).write_text("<html>404</html>")
 
 
-@fault("error", "data", "thing03/3.png. Get them from")
+@fault("error", "data", "thing03/3.png")
 def missing_file(root):
     chosen = write_table(root)
     file(root, 3, 3).unlink()
     return chosen
 
 
-@fault("error", "data", "leave those images out")
+@fault("error", "data", "Leave images without a class out")
 def negative_label(root):
     labels = np.repeat(np.arange(12), 4)
     labels[5] = -1
     return write_npz(root, labels)
 
 
-@fault("error", "data", "leave those images out")
+@fault("error", "data", "Leave images without a class out")
 def nan_label(root):
     labels = np.repeat(np.arange(12.0), 4)
     labels[[5, 7]] = np.nan
@@ -159,7 +161,7 @@ def label_gap(root):
     return write_npz(root, labels[labels != 7])
 
 
-@fault("error", "too few classes", "lower `training.batch_size` to 12")
+@fault("error", "too few classes", "must be at most 12")
 def large_batch(root):
     return config(training={"batch_size": 16})
 
@@ -353,6 +355,46 @@ def test_files_that_are_not_read_are_noted(root, no_estimate, monkeypatch):
         assert (note.severity, note.check) == ("note", "other files")
         assert note.what.endswith(": 2 .tif, 1 .csv, 1 .heic, 1 .png")
         assert list(note.where) == seen
+
+
+def test_one_folder_is_listed_equally_everywhere(root, caplog, no_estimate):
+    """By image_folder, doctor, index and search, with all that a real folder holds."""
+    store = root.rename(root.parent / f"{root.name} store")
+    root.mkdir()
+    for folder in sorted(store.iterdir()):  # every other class folder is a link
+        place = root / folder.name
+        if int(folder.name[-2:]) % 2:
+            place.symlink_to(folder)
+        else:
+            folder.rename(place)
+    odd = ["thing00/@eaDir/0.png/SYNOPHOTO_THUMB_M.jpg", "thing02/.1.jpg"]
+    odd += ["thing04/a.heic", "thing04/b.avif", "thing04/c.tiff", "empty/notes.txt"]
+    for name in odd:
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_bytes(file(root, 0, 0).read_bytes())
+    (root / "thing06" / "loop").symlink_to("..")
+    (root / "thing06" / "self.png").symlink_to("self.png")
+    os.mkfifo(root / "thing06" / "pipe.png")
+
+    listing = list_images(root)
+    expected = [str(file(root, i, j)) for i in range(24) for j in range(4)]
+    assert listing.images == expected
+    assert image_folder(root).images.tolist() == expected
+    trained = [record.getMessage() for record in caplog.records]
+    caplog.clear()
+    assert list(map(str, find_images([root]))) == expected  # index, search, embed
+    indexed = [record.getMessage() for record in caplog.records]
+    assert trained == indexed == [f"{root}: {note}" for note in listing.notes(root)]
+    assert len(indexed) == 8 and ".heic images, which cannot be read" in indexed[2]
+    findings = diagnose(config(), root, progress=False)
+    (splits,) = no_estimate
+    seen = [path for part in vars(splits).values() if part for path in part.images]
+    assert sorted(seen) == expected
+    (note,) = [finding for finding in findings if finding.check == "other files"]
+    assert list(note.where) == [
+        *("empty/notes.txt", "thing04/a.heic", "thing04/b.avif", "thing04/c.tiff"),
+        *("thing06/pipe.png", "thing06/self.png"),
+    ]
 
 
 def test_groups_of_the_same_image_are_whole_and_counted(root, no_estimate):

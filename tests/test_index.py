@@ -12,7 +12,7 @@ import pytest
 import tensorflow as tf
 
 from keras_ccp import checks, retrieval
-from keras_ccp.index import RetrievalIndex, fingerprint
+from keras_ccp.index import KeptEmbedder, RetrievalIndex, fingerprint
 from keras_ccp.index.digests import digest, read_manifest, write_manifest
 from keras_ccp.index.scann_backend import Tuning, exact_order, sampled_recall
 
@@ -244,8 +244,8 @@ def test_load_refuses_what_is_no_index(tmp_path):
     with pytest.raises(FileNotFoundError, match="folder of an index"):
         RetrievalIndex.load(tmp_path / "nothing")
     manifest = read_manifest(saved(tmp_path))
-    write_manifest(tmp_path / "index.json", manifest | {"format": 3})
-    with pytest.raises(ValueError, match="the format is 3"):
+    write_manifest(tmp_path / "index.json", manifest | {"format": 2})
+    with pytest.raises(ValueError, match="the format is 2"):
         RetrievalIndex.load(tmp_path)
     # Objects would be unpickled, which runs what their writer likes.
     buffer = io.BytesIO()
@@ -255,6 +255,44 @@ def test_load_refuses_what_is_no_index(tmp_path):
     write_manifest(tmp_path / "index.json", manifest)
     with pytest.raises(ValueError, match="allow_pickle=False"):
         RetrievalIndex.load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"rows": None},
+        {"rows": {}},
+        {"embedder": 3},
+        {"metadata": None, "tuning": 4, "backend": []},
+        [],
+        "index",
+    ],
+)
+def test_a_manifest_of_something_else_is_refused(tmp_path, change):
+    """With right checksums, which anyone can write."""
+    manifest = read_manifest(saved(tmp_path))
+    changed = manifest | change if isinstance(change, dict) else change
+    write_manifest(tmp_path / "index.json", changed)
+    with pytest.raises(ValueError, match="`path` must be undamaged") as error:
+        RetrievalIndex.load(tmp_path)
+    assert str(error.value).count("\n") == 1
+    content = "[" * 100_000
+    (tmp_path / "index.json").write_text(content)
+    with pytest.raises(ValueError, match="index.json is changed"):
+        RetrievalIndex.load(tmp_path)
+
+
+def test_an_index_hands_its_embedder_on(tmp_path):
+    (tmp_path / "model.keras").write_text("weights")
+    index = build(3, fingerprint="f")
+    index.embedder = KeptEmbedder(tmp_path / "model.keras", 8, 9)
+    index.save(tmp_path / "index")
+    for fingerprint_, kept in (("f", "weights"), ("g", None)):
+        build(4, fingerprint=fingerprint_).save(tmp_path / "index")
+        read = RetrievalIndex.load(tmp_path / "index")
+        assert len(read) == 4
+        assert (read.embedder and read.embedder.file.read_text()) == kept
+    assert len(list((tmp_path / "index").iterdir())) == 2
 
 
 # ==== ScaNN ====

@@ -272,6 +272,28 @@ def test_wrong_validation_data_are_refused_before_the_first_step(data, message):
         model.evaluate(*data)
 
 
+def test_validation_data_beside_a_ccp_callback_are_refused():
+    model, (training, unseen) = compiled(small_model()), color_data(7).split_classes(4)
+    with pytest.raises(ValueError, match="`validation_data` must be left out beside"):
+        model.fit(
+            training.images,
+            training.labels,
+            validation_data=unseen,
+            callbacks=CCPCallback(training, unseen),
+        )
+    assert model.optimizer.iterations == 0
+
+
+def test_steps_per_execution_must_divide_the_steps():
+    model, data = small_model(), color_data()
+    model.compile("sgd", "contrastive", steps_per_execution=3)
+    batches = tf.data.Dataset.from_tensors((data.images[:8], data.labels[:8])).repeat()
+    with pytest.raises(ValueError, match="must divide.*Received: 3 for 10\n"):
+        model.fit(batches, steps_per_epoch=10)
+    model.fit(batches, steps_per_epoch=6, verbose=0)
+    assert model.optimizer.iterations == 6
+
+
 def test_test_on_batch_says_what_to_use():
     model = compiled(small_model())
     data = color_data()

@@ -190,6 +190,7 @@ def test_only_the_chief_writes(killed, root):
     assert {name for name in files - set(events) if "embedder/" not in name} == {
         ".lock",
         "config.yaml",
+        "data.json",
         "metrics.csv",
         "metrics.json",
         "run.json",

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from keras_ccp import CCPModel, losses
 from keras_ccp.datasets import Dataset
 from keras_ccp.pipeline import (
     EvaluationData,
@@ -500,3 +501,41 @@ def test_embed_names_what_is_broken(mean_model, tmp_path):
     paths[1].unlink()
     with pytest.raises(tf.errors.NotFoundError, match=re.escape(str(paths[1]))):
         embed(mean_model, paths)
+
+
+# ==== Labels, from the images to the metrics ====
+
+TYPES = [(t, 0) for t in ("uint8", "int16", "uint16", "uint32", "int64", "uint64")]
+TYPES += [("int64", 2**24), ("int32", 2**31 - 300), ("int64", 2**40), ("uint64", 2**63)]
+
+
+@pytest.mark.parametrize(("dtype", "first"), TYPES)
+def test_labels_mean_the_same_in_every_type(dtype, first):
+    """256 of them, all that uint8 has, and neighbours where float32 has none."""
+    images = np.random.default_rng(0).integers(0, 256, (512, 2, 2, 3), np.uint8)
+    expected = np.arange(512) // 2
+    labels = expected.astype(dtype) + np.array(first, dtype)
+    dataset = Dataset(images, labels)
+    assert dataset.labels.tolist() == expected.tolist()
+    assert dataset.class_names[-1] == str(first + 255)
+    pixels = keras.Input((2, 2, 3), dtype="uint8")
+    outputs = keras.layers.Flatten()(keras.layers.Rescaling(1 / 255)(pixels))
+    model = CCPModel(keras.Model(pixels, outputs), 256, 0, normalization=None)
+    metrics = model.evaluate(images, expected)
+    assert 0 < metrics["map_at_r"] < 0.1 and metrics["num_queries"] == 512
+    assert model.evaluate(dataset) == metrics
+    vectors = model.embed(images)
+    loss = losses.get("triplet")(expected, vectors)
+    assert losses.get("triplet")(labels, vectors) == loss
+    (batch,) = balanced_batches(dataset, 256, 2, seed=0).take(1)
+    assert sorted(batch[1].numpy()) == expected.tolist()
+    if first + 255 < 2**31:
+        rows = next(balanced_indices(labels, 4, 2, 0))
+        assert rows.tolist() == next(balanced_indices(expected, 4, 2, 0)).tolist()
+        assert model.evaluate(images, labels) == metrics
+        model.compile("sgd", "triplet")
+        given = [model.train_on_batch(images, y) for y in (expected, labels)]
+        assert given[0] == given[1]
+    else:
+        with pytest.raises(ValueError, match="fit int32"):
+            model.evaluate(images, labels)

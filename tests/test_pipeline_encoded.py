@@ -4,12 +4,15 @@ import io
 import math
 import os
 
+import keras
 import numpy as np
 import PIL.Image
 import pytest
 import tensorflow as tf
 
+from keras_ccp import CCPModel
 from keras_ccp.datasets import Dataset, verify
+from keras_ccp.images import random_box
 from keras_ccp.pipeline import (
     EvaluationData,
     balanced_batches,
@@ -18,7 +21,6 @@ from keras_ccp.pipeline import (
     decode_center_crop,
     mlrc_augmentation,
 )
-from keras_ccp.pipeline.images import random_box
 
 LABELS = np.repeat([0, 1, 2], [4, 3, 5])
 BROKEN = 7
@@ -174,6 +176,24 @@ def test_a_broken_image_says_how_to_find_it(kind, augment):
         list(batches.take(2))
     with pytest.raises(ValueError, match=f"fail: image {BROKEN}"):
         verify(Dataset(images, LABELS))
+
+
+@pytest.mark.parametrize("kind", ["PNG", "JPEG"])
+def test_fit_and_evaluate_say_what_to_do_about_a_broken_image(kind):
+    images = [flat_image(i, kind) for i in range(12)]
+    images[BROKEN] = images[BROKEN][:50]
+    dataset = Dataset(images, LABELS).with_size(8)
+    pixels = keras.Input((8, 8, 3), dtype="uint8")
+    outputs = keras.layers.Flatten()(keras.layers.Rescaling(1 / 255)(pixels))
+    model = CCPModel(keras.Model(pixels, outputs), 3, 1)
+    model.compile("sgd", "contrastive")
+    batches = balanced_batches(dataset, 3, 5, seed=0)
+    with pytest.raises(ValueError, match="\nReplace the file; keras_ccp.datasets.veri"):
+        model.fit(batches, steps_per_epoch=2, verbose=0)
+    model.fit(balanced_batches(dataset.select_classes([0, 1]), 2, 2), steps_per_epoch=1)
+    for use in (model.evaluate, model.embed):
+        with pytest.raises(ValueError, match=r"verify|fail: image \d+ \("):
+            use(dataset)
 
 
 def test_a_missing_file_is_named(tmp_path):

@@ -217,7 +217,7 @@ def test_what_would_be_noticed_at_the_first_projection_only(tmp_path):
     with pytest.raises(ValueError, match="labels from 0 to 1. Received: label 2"):
         fit(callback, samples=(POOL[0], LABELS + 1))
     (tmp_path / "projections.jsonl").write_text('{"projection": 0}\n{"projec')
-    with pytest.raises(ValueError, match="projections.jsonl is damaged"):
+    with pytest.raises(ValueError, match="projections.jsonl must hold an undam"):
         fit(callback)
 
 

@@ -31,7 +31,7 @@ from keras_ccp.app.report.scores import (
     confusions,
     most_confused_with,
 )
-from keras_ccp.app.run import count_models
+from keras_ccp.app.run import count_models, evaluate_run
 from keras_ccp.app.splits import Splits
 from keras_ccp.datasets import Dataset
 
@@ -276,6 +276,7 @@ def run(tmp_path_factory):
     np.savez(root / "data.npz", images=images, labels=labels, class_names=[*names, ODD])
     out = root / "run"
     data = {"name": "npz", "file": "data.npz", "folds": 2, "train_classes": 4}
+    data["split_seed"] = None
     config = chosen(data, "MS-CCP", "multi_similarity")
     lines = [projection(0, 0.5, True), projection(1, 0.25, False)]
     for seed in range(4):
@@ -283,8 +284,7 @@ def run(tmp_path_factory):
         write_model(directory, (16, 16, 3), lines if seed % 2 else None, seed)
     (out / "config.yaml").write_text(dump_config(config), "utf-8")
     # Metrics that are not there are made.
-    path = write_report(out, root)
-    return path, json.loads((out / "metrics.json").read_text())
+    return write_report(out, root), evaluate_run(out, root)
 
 
 class Page(html.parser.HTMLParser):
@@ -371,7 +371,7 @@ def test_published_row_and_gallery_of_its_own(tmp_path, monkeypatch, caplog):
         )
     ]
     monkeypatch.setattr(
-        "keras_ccp.app.report.report.load_splits", lambda *_: Splits(*parts)
+        "keras_ccp.app.run.load_recorded", lambda *_: (Splits(*parts), ())
     )
     out = tmp_path / "run"
     write_model(out / "repeat0" / "fold0", (8, 8, 3))
@@ -386,7 +386,7 @@ def test_published_row_and_gallery_of_its_own(tmp_path, monkeypatch, caplog):
     # Its four folds are the default of `data.folds`.
     said = "1 of 4 models are finished: not the protocol's result"
     logs = [r.getMessage() for r in caplog.records if r.name.startswith("keras_ccp")]
-    assert logs == [f"{out}: {said}"]
+    assert logs == [f"{out}: it has no record of its data", f"{out}: {said}"]
     page = Page(path.read_text("utf-8"))
     assert path == tmp_path / "elsewhere" / "page.html"
     assert f"{said}." in page.text.split("Metrics")[0]

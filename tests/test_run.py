@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -10,6 +11,7 @@ import time
 from pathlib import Path
 
 import keras
+import look_alikes
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -17,6 +19,7 @@ import yaml
 
 from keras_ccp import datasets, retrieval
 from keras_ccp.app.config import check_config
+from keras_ccp.app.fold import _cut_log
 from keras_ccp.app.run import evaluate_run, summarize, train_run
 from keras_ccp.app.splits import fold_splits, load_splits
 from keras_ccp.serving import check_model
@@ -105,8 +108,17 @@ def test_files_of_a_run(run):
 def test_evaluation_alone_and_of_an_unfinished_run(run, tmp_path, caplog):
     out, metrics = run
     shutil.copytree(out, tmp_path / "run")
-    assert evaluate_run(tmp_path / "run") == metrics  # with the data of the training
+    before = {p: p.read_bytes() for p in out.rglob("*") if p.is_file()}
+    assert evaluate_run(out) == metrics  # with the data of the training
     assert not caplog.text
+    elsewhere = tmp_path / "scores"
+    assert evaluate_run(out, ".", elsewhere) == metrics
+    assert json.loads((elsewhere / "metrics.json").read_text()) == metrics
+    assert check_model(elsewhere / "embedder")["embedding_dim"] == 16
+    with pytest.raises(FileExistsError, match="holds a run\nGive scores another"):
+        evaluate_run(out, ".", out)
+    # Nothing is written over the run's own.
+    assert {p: p.read_bytes() for p in out.rglob("*") if p.is_file()} == before
     (tmp_path / "run" / "repeat0" / "fold1" / "fold.json").unlink()
     assert evaluate_run(tmp_path / "run", ".")["models"] == metrics["models"][:1]
     assert "1 of 2 models are finished: not the protocol's result" in caplog.text
@@ -146,7 +158,38 @@ def test_killed_run_resumes_to_the_same_metrics(run, tmp_path):
         train_run(small_config(), ".", out, resume=True)
     os.kill(process.pid, signal.SIGKILL)
     process.wait()
+    # What a full disk leaves.
+    with (out / "repeat0" / "fold0" / "log.csv").open("a") as file:
+        file.write("1,0.25")
     assert train_run(small_config(), ".", out, resume=True, verbose=0) == metrics
+    for fold in ("fold0", "fold1"):
+        logs = [(p / "repeat0" / fold / "log.csv").read_text() for p in (whole, out)]
+        assert logs[0] == logs[1]
+
+
+# Killed after its second evaluation: of what is in the log, rows 0 and 1 stay.
+HEADER, ROWS = "epoch,loss,val_map_at_r", [f"{i},0.5,0.{i}25" for i in range(4)]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "\n".join([HEADER, *ROWS[:2]]) + "\n",
+        "\r\n".join([HEADER, *ROWS[:3]]) + "\r\n",  # written, and not backed up
+        "\n".join([HEADER, *ROWS[:2], "2,0."]),  # a half row
+        "\n".join([HEADER, *ROWS[:2], "2,0.5,1" + ROWS[2], ""]),  # glued
+        "\n".join([HEADER, ROWS[0], ROWS[1], ROWS[1], ROWS[2]]),  # twice
+    ],
+)
+def test_log_goes_on_where_the_training_does(tmp_path, text):
+    path = tmp_path / "log.csv"
+    path.write_text(text)
+    _cut_log(path, 2)
+    assert path.read_text() == "\n".join([HEADER, *ROWS[:2]]) + "\n"
+    _cut_log(path, 0)
+    assert path.read_text() == ""
+    _cut_log(tmp_path / "none.csv", 2)
+    assert not (tmp_path / "none.csv").exists()
 
 
 def test_a_run_is_not_overwritten(run, tmp_path):
@@ -227,7 +270,8 @@ def test_each_model_is_named(run, tmp_path, monkeypatch, caplog):
     shutil.copytree(whole, out)
     (out / "repeat0" / "fold1" / "fold.json").unlink()
     monkeypatch.setattr("keras_ccp.app.run.train_fold", lambda *_: None)
-    monkeypatch.setattr("keras_ccp.app.run._score", lambda *_: {})
+    monkeypatch.setattr("keras_ccp.app.run.score_run", lambda *_: {})
+    monkeypatch.setattr("keras_ccp.app.run._write_scores", lambda *_: None)
     caplog.set_level("INFO", "keras_ccp.app.run")
     train_run(small_config(), ".", out, resume=True)
     train_run(small_config(), ".", out, repeats=2, resume=True)
@@ -238,6 +282,16 @@ def test_each_model_is_named(run, tmp_path, monkeypatch, caplog):
         "repetition 2 of 2, model 1 of 2",
         "repetition 2 of 2, model 2 of 2",
     ]
+
+
+def test_a_run_names_the_image_that_it_cannot_decode(tmp_path):
+    look_alikes.write_class_folders(tmp_path / "data", dict.fromkeys("abcdefgh", 4))
+    broken = tmp_path / "data" / "a" / "2.jpg"
+    broken.write_bytes(broken.read_bytes()[:300])
+    data = {"name": "folder", "augmentation": "mlrc", "size": 16, "unreadable": None}
+    config = small_config(data={**data, "train_classes": 6, "split_seed": None})
+    with pytest.raises(ValueError, match=re.escape(f"fail: {broken} (Invalid JPEG ")):
+        train_run(config, tmp_path / "data", tmp_path / "out")
 
 
 def test_too_few_classes_leave_nothing_behind(tmp_path):

@@ -17,7 +17,8 @@ import typer.testing
 from keras_ccp import serving
 from keras_ccp.app import search as search_commands
 from keras_ccp.app.cli import app
-from keras_ccp.app.images import find_images, look_at, read_file
+from keras_ccp.app.images import find_images, look_at
+from keras_ccp.app.run import join_embedders
 from keras_ccp.app.search import (
     Neighbour,
     Searcher,
@@ -25,8 +26,9 @@ from keras_ccp.app.search import (
     about_model,
     run_embedder,
 )
+from keras_ccp.files import write_file
+from keras_ccp.images import decode_center_crop, decode_image, read_file
 from keras_ccp.index import RetrievalIndex
-from keras_ccp.pipeline import decode_center_crop, decode_image
 
 SIZE = 16
 # A name that markup, HTML and a URL would each take for something else.
@@ -114,7 +116,7 @@ def test_index_is_replaced_with_scann_and_of_single_files(place, tmp_path):
     files = [photos / "cat" / "1.png", photos / "cat" / "2.PNG", photos / "cat/1.png"]
     shutil.copytree(place[0] / "index", tmp_path, dirs_exist_ok=True)
     done = search_commands.index_images(
-        place[0] / "index" / "embedder", files, tmp_path, "scann", progress=False
+        place[0] / "model.keras", files, tmp_path, "scann", progress=False
     )
     assert done.index.ids.tolist() == ["1.png", "2.PNG"] and done.index.labels is None
     assert not RetrievalIndex.load(tmp_path).is_exact
@@ -131,7 +133,7 @@ def test_index_refuses(place, tmp_path):
     for error, match, run, images in (
         (FileNotFoundError, "nothing", model, [photos, tmp_path / "nothing"]),
         (ValueError, "must hold images", model, [tmp_path / "empty"]),
-        (ValueError, "Input is empty", model, [photos / "cat" / "empty.png"]),
+        (ValueError, "no JPEG", model, [photos / "cat" / "empty.png"]),
         (FileNotFoundError, "SavedModel", tmp_path / "empty", [photos]),
         (FileNotFoundError, "finished", tmp_path / "run", [photos]),
     ):
@@ -141,7 +143,7 @@ def test_index_refuses(place, tmp_path):
 
 
 def test_index_refuses_its_place_before_it_embeds(place, tmp_path, monkeypatch):
-    monkeypatch.setattr(search_commands, "_exported", None)  # not called
+    monkeypatch.setattr(search_commands, "run_embedder", None)  # not called
     model, photos = place[0] / "model.keras", place[0] / "photos"
     (tmp_path / "run" / "embedder").mkdir(parents=True)
     (tmp_path / "file").write_text("mine")
@@ -156,17 +158,39 @@ def test_index_refuses_its_place_before_it_embeds(place, tmp_path, monkeypatch):
         search_commands.index_images(model, [photos], tmp_path / "new", "faiss")
 
 
-def test_run_says_how_images_are_prepared(place, tmp_path):
-    shutil.copytree(place[0] / "index" / "embedder", tmp_path / "embedder")
-    assert run_embedder(tmp_path / "embedder")[1] == {"size": SIZE, "short_side": 18}
-    (tmp_path / "config.yaml").write_text("method: C2\n")
-    assert run_embedder(tmp_path)[1] == {"size": SIZE, "short_side": 18}
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """A finished run of two models."""
+    run = tmp_path_factory.mktemp("run")
+    (run / "config.yaml").write_text("method: C2\n")
+    for fold in ("fold0", "fold1"):
+        (run / "repeat0" / fold).mkdir(parents=True)
+        network().save(run / "repeat0" / fold / "embedder.keras")
+        (run / "repeat0" / fold / "fold.json").write_text("{}")
+    embedder = join_embedders([run / "repeat0" / fold for fold in ("fold0", "fold1")])
+    serving.export_serving(embedder, run / "embedder", short_side=21)
+    return run
 
 
-def test_run_of_an_earlier_version_says_what_to_do(tmp_path):
+def test_run_says_how_images_are_prepared(place, run, tmp_path):
+    embedder, sizes = run_embedder(run)
+    assert sizes == {"size": SIZE, "short_side": 21}
+    photos = [place[0] / "photos" / "5.png"]
+    index, _ = search_commands.index_images(run, photos, tmp_path, progress=False)
+    # The SavedModel of the run would give the same, and is not loaded.
+    assert index.fingerprint == serving.check_model(run / "embedder")["fingerprint"]
+    files = tf.constant([photos[0].read_bytes()])
+    exported = tf.saved_model.load(run / "embedder").signatures["embed_bytes"]
+    expected = exported(image_bytes=files)["embeddings"]
+    np.testing.assert_allclose(index.embeddings, expected, atol=1e-5)
+    assert Searcher(tmp_path).search(photos)[0][0].neighbours[0].distance < 1e-5
+
+
+def test_run_of_an_earlier_version_says_what_to_do(run, tmp_path):
     (tmp_path / "config.yaml").write_text("method: C2\n")
     with pytest.raises(FileNotFoundError, match="Go on with `keras-ccp train"):
         run_embedder(tmp_path)
+    shutil.copytree(run / "repeat0", tmp_path / "repeat0")
     network().export(tmp_path / "embedder", verbose=False)
     with pytest.raises(FileNotFoundError, match="keras-ccp evaluate .* --data ROOT"):
         run_embedder(tmp_path)
@@ -181,10 +205,6 @@ def test_images_are_found_once_and_in_order(place):
 
 def test_only_files_are_opened(place, tmp_path):
     os.mkfifo(tmp_path / "pipe.png")  # reading it would never end
-    for path in (tmp_path / "pipe.png", tmp_path, "/dev/zero"):
-        with pytest.raises(OSError) as error:
-            read_file(path)
-        assert error.value.strerror == "a folder or device, not a file"
     # A palette that is cut short upsets the decoder; the file is named all the same.
     broken = PIL.Image.new("P", (4, 4))
     broken.putpalette(range(48))
@@ -206,16 +226,58 @@ def test_embed_writes_vectors_and_paths(place, tmp_path):
         folder / "model.keras", [folder / "photos"], out, progress=False
     )
     np.testing.assert_array_equal(np.load(out), done.index.embeddings)
-    names = out.with_suffix(".txt").read_text("utf-8").splitlines()
-    assert names == [str(folder / "photos" / name) for name in IDS]
+    lines = out.with_suffix(".jsonl").read_text("utf-8").splitlines()
+    names = [str(folder / "photos" / name) for name in IDS]
+    assert [json.loads(line) for line in lines] == names
     assert len(list(out.parent.iterdir())) == 2
     with pytest.raises(ValueError, match="end in .npy"):
         search_commands.embed_images(folder / "model.keras", ["x"], tmp_path / "v.txt")
-    (tmp_path / "v.txt").mkdir()
+    (tmp_path / "v.jsonl").mkdir()
     (tmp_path / "w.npy").mkdir()
     for name in ("v.npy", "w.npy"):
         with pytest.raises(ValueError, match="`out` must be a file .* is a folder"):
             search_commands.embed_images(folder / "model.keras", ["x"], tmp_path / name)
+
+
+def test_embed_keeps_names_of_several_lines(place, tmp_path):
+    name, out = tmp_path / "two\nlines \udcff.png", tmp_path / "v.npy"
+    shutil.copy(place[0] / "photos" / "5.png", name)
+    search_commands.embed_images(
+        place[0] / "model.keras", [tmp_path], out, progress=False
+    )
+    (line,) = out.with_suffix(".jsonl").read_text().splitlines()
+    assert json.loads(line) == str(name) and len(np.load(out)) == 1
+
+
+def test_embed_that_dies_leaves_no_names_of_other_vectors(place, tmp_path, monkeypatch):
+    def embed(*images):
+        search_commands.embed_images(
+            place[0] / "model.keras", images, tmp_path / "v.npy", progress=False
+        )
+
+    def write_then_die(path, content):
+        write_file(path, content)
+        raise KeyboardInterrupt
+
+    photos = place[0] / "photos"
+    embed(photos / "5.png", photos / "6.png")
+    monkeypatch.setattr(search_commands, "write_file", write_then_die)
+    with pytest.raises(KeyboardInterrupt):
+        embed(photos / "5.png")
+    assert len(np.load(tmp_path / "v.npy")) == 1
+    assert not (tmp_path / "v.jsonl").exists()
+
+
+def test_places_that_may_not_be_written_are_found_first(place, tmp_path, monkeypatch):
+    monkeypatch.setattr(search_commands, "run_embedder", None)  # not called
+    monkeypatch.setattr(os, "access", lambda path, mode: path != tmp_path)
+    model, photos = place[0] / "model.keras", [place[0] / "photos"]
+    for work in (search_commands.index_images, search_commands.embed_images):
+        for out in (tmp_path / "out.npy", tmp_path / "new" / "out.npy"):
+            with pytest.raises(OSError, match=f"where {tmp_path} may not be written"):
+                work(model, photos, out)
+    with pytest.raises(OSError, match="may not be written"):
+        serving.export_serving(None, tmp_path / "model")
 
 
 # ==== search ====
@@ -242,9 +304,9 @@ def test_search_shows_all_there_are_and_refuses(place, searcher):
     for k, error in ((0, ValueError), (1.5, TypeError)):
         with pytest.raises(error, match="`k`"):
             searcher.search([photos / "5.png"], k=k)
-    reason = "a folder or device, not a file"
+    reason = "device, not a file"
     _, failures = searcher.search([photos, photos / "5.png"], progress=False)
-    assert failures == {photos: reason}
+    assert list(failures) == [photos] and reason in failures[photos]
     for images, message in (([], "at least"), ([photos], reason)):
         with pytest.raises(ValueError, match=message):
             searcher.search(images, progress=False)
@@ -262,29 +324,53 @@ def test_search_refuses_what_is_no_index(place, tmp_path):
 def test_index_with_another_embedder_is_refused(place, tmp_path):
     shutil.copytree(place[0] / "index", tmp_path / "index")
     keras.utils.set_random_seed(1)
-    serving.export_serving(network(), tmp_path / "index" / "embedder")
+    network().save(tmp_path / "other.keras")
+    index = RetrievalIndex.load(tmp_path / "index")
+    index.embedder = index.embedder._replace(file=tmp_path / "other.keras")
+    index.save(tmp_path / "index")
     for read in (Searcher, about_model):
         with pytest.raises(ValueError, match="its own embedder"):
             read(tmp_path / "index")
-    (tmp_path / "index" / "embedder" / "saved_model.pb").write_bytes(b"")
-    with pytest.raises(ValueError, match="saved_model.pb is changed"):
-        Searcher(tmp_path / "index")
+
+
+@pytest.mark.parametrize("label", ["x", 0])
+def test_index_of_numbers_works_in_the_command(place, tmp_path, label):
+    old = RetrievalIndex.load(place[0] / "index")
+    shutil.copytree(place[0] / "index", tmp_path / "index")
+    # The embedder stays, as that of the same fingerprint.
+    RetrievalIndex.build(
+        old.embeddings, range(7), [label] * 7, fingerprint=old.fingerprint
+    ).save(tmp_path / "index")
+    query = place[0] / "photos" / "5.png"
+    found = invoke("search", tmp_path / "index", query, "--json")
+    (result,) = json.loads(found.stdout)
+    first = {"rank": 1, "id": 0, "path": None, "label": label}
+    assert result["neighbours"][0].items() >= first.items()
+    table = invoke("search", tmp_path / "index", query, "--html", tmp_path / "p.html")
+    assert table.exit_code == 0 and f" {label} " in table.stdout
 
 
 # ==== check ====
 
 
-def test_check_takes_a_model_a_run_or_an_index(place, tmp_path):
-    index = place[0] / "index"
-    model = about_model(index / "embedder")
-    assert model == serving.check_model(index / "embedder") and model["num_rows"] == 0
-    assert about_model(index) == model | {"num_rows": 7}
-    shutil.copytree(index / "embedder", tmp_path / "run" / "embedder")
-    assert about_model(tmp_path / "run") == model
-    with pytest.raises(FileNotFoundError, match="`embedder` of a run or index"):
+def test_check_takes_a_model_a_run_or_an_index(place, run):
+    model = about_model(run / "embedder", trust=True)
+    assert model == serving.check_model(run / "embedder") and model["num_rows"] == 0
+    not_run = model | {"difference": "not computed without --trust"}
+    assert about_model(run / "embedder") == about_model(run) == not_run
+    assert about_model(place[0] / "index") == {
+        "fingerprint": place[1].index.fingerprint,
+        "size": SIZE,
+        "short_side": 18,
+        "embedding_dim": 5,
+        "num_rows": 7,
+    }
+    with pytest.raises(FileNotFoundError, match="`embedder`"):
         about_model(place[0] / "photos")
-    result = invoke("check", index)
+    result = invoke("check", place[0] / "index")
     assert result.exit_code == 0 and "num_rows: 7\n" in result.stdout
+    result = invoke("check", run, "--trust")
+    assert result.exit_code == 0 and "difference: 0.0\n" in result.stdout
 
 
 def test_check_looks_at_the_rows_of_an_index_too(place, tmp_path):

@@ -13,6 +13,7 @@ import pytest
 import tensorflow as tf
 
 from keras_ccp import CCPModel, retrieval, serving
+from keras_ccp.app import search
 from keras_ccp.datasets import Dataset
 from keras_ccp.index import RetrievalIndex, fingerprint
 from keras_ccp.index.digests import read_manifest, write_manifest
@@ -278,7 +279,7 @@ def test_export_refuses(tmp_path):
 
 def test_onnx_names_its_packages(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "tf2onnx", None)
-    with pytest.raises(ImportError, match="tf2onnx"):  # Keras says it
+    with pytest.raises(ImportError, match="onnx"):  # Keras says it
         serving.export_onnx(network(), tmp_path / "model.onnx")
 
 
@@ -292,6 +293,121 @@ def test_onnx_embeds_the_same(tmp_path):
     evaluator = onnx.ReferenceEvaluator(str(tmp_path / "model.onnx"))
     (found,) = evaluator.run(None, {evaluator.input_names[0]: images})
     np.testing.assert_allclose(found, model(images), atol=1e-5)
+
+
+# ==== Augmentation inside ====
+
+
+def augmenting():
+    """An embedder that changes its images at random while it is trained."""
+    layers = keras.layers
+    return keras.Sequential(
+        [
+            keras.Input((SIZE, SIZE, 3), dtype="uint8"),
+            layers.Rescaling(1 / 255),
+            layers.RandomFlip(),
+            layers.RandomRotation(0.4),
+            layers.RandomZoom(0.4),
+            layers.RandomBrightness(0.4, value_range=(0, 1)),
+            layers.Flatten(),
+            layers.Dropout(0.5),
+            layers.Dense(4),
+        ]
+    )
+
+
+def served(path, images):
+    model = tf.saved_model.load(path)
+    if "embed" in model.signatures:
+        return call(model, "embed", images=images)["embeddings"]
+    return model.serve(images).numpy()
+
+
+def via_model(embedder, path, images):
+    CCPModel(embedder, 3, normalization=None).export(path, verbose=False)
+    return served(path, images)
+
+
+def via_serving(embedder, path, images):
+    return served(serving.export_serving(embedder, path), images)
+
+
+def via_run(embedder, path, images):
+    dataset = Dataset(images, np.arange(len(images)))
+    return served(serving.export_trained(embedder, path, dataset), images)
+
+
+def via_keras_file(embedder, path, images):
+    embedder.save(path.with_suffix(".keras"))
+    loaded = serving.load_embedder(path.with_suffix(".keras"))
+    return served(serving.export_serving(loaded, path), images)
+
+
+def via_saved_ccp_model(embedder, path, images):
+    CCPModel(embedder, 3, normalization=None).save(path.with_suffix(".keras"))
+    return CCPModel.embed(
+        keras.models.load_model(path.with_suffix(".keras"), compile=False), images
+    )
+
+
+def via_index(embedder, path, images):
+    embedder.save(path.with_suffix(".keras"))
+    path.mkdir()
+    for number, image in enumerate(images):
+        PIL.Image.fromarray(image).save(path / f"{number}.png")
+    index, out = path.with_name("index"), path.with_name("vectors.npy")
+    search.index_images(path.with_suffix(".keras"), [path], index, progress=False)
+    # It finds each image itself, and `embed` gives the same of the kept embedder.
+    searcher = search.Searcher(index)
+    found, _ = searcher.search(sorted(path.iterdir()), 1, progress=False)
+    assert max(result.neighbours[0].distance for result in found) < 1e-5
+    kept = searcher.index.embedder.file
+    search.embed_images(kept, [path], out, progress=False)
+    np.testing.assert_allclose(np.load(out), searcher.index.embeddings, atol=1e-5)
+    return searcher.index.embeddings
+
+
+def via_onnx(embedder, path, images):
+    pytest.importorskip("tf2onnx")
+    onnx = pytest.importorskip("onnx.reference")
+    serving.export_onnx(embedder, path)
+    evaluator = onnx.ReferenceEvaluator(str(path))
+    return evaluator.run(None, {evaluator.input_names[0]: images})[0]
+
+
+WAYS = [via_model, via_serving, via_run, via_keras_file, via_saved_ccp_model]
+
+
+@pytest.mark.filterwarnings("ignore:.*:DeprecationWarning")  # of tf2onnx
+@pytest.mark.parametrize("way", [*WAYS, via_index, via_onnx])
+def test_augmentation_does_nothing_outside_of_training(tmp_path, way):
+    embedder = augmenting()
+    images = np.random.default_rng(0).integers(0, 256, (8, SIZE, SIZE, 3), np.uint8)
+    expected = embedder.predict(images, verbose=0)
+    assert np.abs(embedder(images, training=True) - expected).max() > 0.1
+    embedder(images, training=True)  # moves the seeds on
+    if way is via_index:
+        files = [PIL.Image.fromarray(image) for image in images]
+        expected = embedder.predict(np.stack(list(map(prepared, files))), verbose=0)
+    found = way(embedder, tmp_path / "model", images)
+    np.testing.assert_allclose(found, expected, atol=1e-5)
+
+
+def test_augmentation_does_nothing_in_an_embedder_of_other_images(tmp_path):
+    images = np.random.default_rng(0).integers(0, 256, (3, 8, 8, 1)).astype("uint8")
+    embedder = keras.Sequential([keras.Input((8, 8, 1), dtype="uint8")])
+    for layer in (keras.layers.RandomFlip(), keras.layers.Flatten()):
+        embedder.add(layer)
+    embedder.add(keras.layers.Dense(4))
+    found = via_run(embedder, tmp_path / "model", images)
+    expected = embedder.predict(images, verbose=0)
+    np.testing.assert_allclose(found, expected, atol=1e-5)
+
+
+def prepared(image):
+    content = io.BytesIO()
+    image.save(content, "PNG")
+    return decode_center_crop(tf.constant(content.getvalue()), SIZE, SHORT_SIDE)
 
 
 # ==== check_model ====

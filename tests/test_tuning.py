@@ -16,7 +16,7 @@ import pytest
 import tensorflow as tf
 import yaml
 
-from keras_ccp import losses
+from keras_ccp import datasets, losses
 from keras_ccp.app import tuning
 from keras_ccp.app.config import check_config, load_config, with_values
 from keras_ccp.app.fold import Fold, train_fold
@@ -156,6 +156,7 @@ class StandIn:
         self.trained, self.folds = [], []
         self.fails_at = None  # number of the training that raises, and when
         self.error = RuntimeError("out of memory")
+        self.projections = 1  # in each evaluation but the first
 
     def __call__(self, config, fold, root, strategy, verbose, callbacks):
         number, self.trained = len(self.trained), [*self.trained, config]
@@ -171,7 +172,8 @@ class StandIn:
             if self.fails_at == (number, epoch):
                 raise self.error
             best = height(config) * (epoch + 1) / 3
-            reports.on_epoch_end(epoch, {"val_map_at_r": best})
+            logs = {"val_map_at_r": best, "projection": self.projections * epoch}
+            reports.on_epoch_end(epoch, logs)
         summary = {"validation": {"map_at_r": best}}
         (fold.directory / "fold.json").write_text(json.dumps(summary))
         if self.fails_at == (number, "end"):
@@ -367,13 +369,56 @@ def test_pairs_alone_have_no_picture(stand_in, tmp_path, monkeypatch):
     config = small_config(model={"proxies_per_class": 0})
     assert tune(config, ".", tmp_path, trials=1)["map_at_r"] == height(config)
     assert not list(tmp_path.glob("*.png"))
-    assert [*table(tmp_path)[0]][5:] == [
+    assert [*table(tmp_path)[0]][6:] == [
         "loss.arguments.positive_margin",
         "loss.arguments.negative_margin",
     ]
 
 
+def test_lambda_without_a_projection_is_not_recommended(stand_in, whole, tmp_path):
+    assert whole[1]["projected"] == 12 and not whole[1]["without_effect"]
+    stand_in.projections = 0
+    full = small_config(training={"max_evaluations": 50})
+    summary = tune(small_config(), ".", tmp_path, trials=3, full=full)
+    assert summary["projected"] == 0
+    assert summary["without_effect"] == [PROXIMAL_WEIGHT]
+    best = load_config(tmp_path / "best.yaml")
+    assert best == with_values(full, summary["values"])
+    assert best.model.proximal_weight == full.model.proximal_weight
+    assert "lambda had no effect" in (tmp_path / "best.yaml").read_text()
+    assert [row["projections"] for row in table(tmp_path)] == ["0"] * 3
+    # Beside it the second trial of the study with projections counted two.
+    assert {row["projections"] for row in table(whole[0])} <= {"1", "2"}
+
+
 # ==== What is refused before time is spent ====
+
+
+def test_a_study_knows_its_data(stand_in, tmp_path):
+    root, out = tmp_path / "data", tmp_path / "study"
+    root.mkdir()
+    emoji = datasets.emoji().select_classes(range(30))
+    arrays = {"images": emoji.images, "labels": emoji.labels}
+    np.savez(root / "data.npz", **arrays)
+    config = small_config(data={"name": "npz", "file": "data.npz"})
+    tune(config, root, out, trials=1)
+    arrays["images"] = arrays["images"].copy()
+    arrays["images"][0, 0, 0] += 1
+    np.savez(root / "data.npz", **arrays)
+    changed = "1 files changed: images of 0\nPut them back, or choose another --out"
+    with pytest.raises(ValueError, match=changed):
+        tune(config, root, out, trials=2)
+
+
+@pytest.mark.parametrize("damage", [0, 100, 0.5, 0.9])
+def test_a_damaged_study_is_named(stand_in, tmp_path, damage):
+    tune(small_config(), ".", tmp_path, trials=1)
+    file = tmp_path / "study.db"
+    size = file.stat().st_size
+    os.truncate(file, int(damage * size) if damage < 1 else damage)
+    with pytest.raises(ValueError, match="study.db must be an undamaged study"):
+        tune(small_config(), ".", tmp_path, trials=2)
+    assert len(stand_in.trained) == 1
 
 
 def test_refused(stand_in, tmp_path, monkeypatch):

@@ -7,7 +7,13 @@ import rich.table
 import rich.text
 import typer
 
-from keras_ccp.app.console import console, errors, plain_errors, shown_logs
+from keras_ccp.app.console import (
+    console,
+    errors,
+    plain_errors,
+    printable,
+    shown_logs,
+)
 
 # Commands import what they run when they are called: TensorFlow takes seconds.
 
@@ -33,9 +39,17 @@ ImagesArgument = Annotated[list[Path], typer.Argument(help="Folders or image fil
 DataOption = Annotated[
     Path, typer.Option("--data", help="Folder of the data; weights are relative to it.")
 ]
+RunDataOption = Annotated[
+    Path | None,
+    typer.Option("--data", help="Folder of the data. [default: that of the run]"),
+]
 OverridesOption = Annotated[
     list[str] | None,
     typer.Option("--set", help="section.key=value, over those of the names or file."),
+]
+
+TrustOption = Annotated[
+    bool, typer.Option("--trust", help="Run a SavedModel: it is a program.")
 ]
 
 
@@ -61,12 +75,24 @@ def doctor(
 
 @app.command()
 def train(
-    config: ConfigArgument,
     out: Annotated[Path, typer.Option(help="Folder for the run.")],
-    data: DataOption = Path("."),
+    config: ConfigArgument = (),
+    data: RunDataOption = None,
     overrides: OverridesOption = None,
-    repeat: Annotated[int, typer.Option(min=1, help="Runs of the whole protocol.")] = 1,
-    resume: Annotated[bool, typer.Option(help="Go on with the run in --out.")] = False,
+    repeat: Annotated[
+        int | None,
+        typer.Option(min=1, help="Runs of the whole protocol. [default: 1]"),
+    ] = None,
+    resume: Annotated[
+        bool,
+        typer.Option("--resume", help="Go on with the run in --out, as it was begun."),
+    ] = False,
+    accept_changes: Annotated[
+        bool, typer.Option("--accept-changes", help="Go on though files changed.")
+    ] = False,
+    hash_files: Annotated[
+        bool, typer.Option("--hash", help="Tell changed files by content, not time.")
+    ] = False,
     devices: Annotated[
         int | None, typer.Option(min=1, help="GPUs of each machine to train on.")
     ] = None,
@@ -74,12 +100,23 @@ def train(
     """Train all models of an experiment and score them on the test classes."""
     with plain_errors(), shown_logs("keras_ccp.app.run"):
         from keras_ccp.app.config import load_config
-        from keras_ccp.app.run import train_run
+        from keras_ccp.app.run import CONFIG_FILE, load_run_config, train_run
 
+        if resume and not config:
+            load_run_config(out)  # which says where there is none
+            config = [str(out / CONFIG_FILE)]
         if devices is not None:
             overrides = [*(overrides or ()), f"distribution.devices={devices}"]
         experiment = load_config(config, overrides or ())
-        metrics = train_run(experiment, data, out, repeat, resume)
+        metrics = train_run(
+            experiment,
+            data,
+            out,
+            repeat,
+            resume,
+            accept_changes=accept_changes,
+            hash_files=hash_files,
+        )
     console.print(_score_table(metrics))
     console.print(f"Written to {out}: metrics.json, metrics.csv, embedder/")
 
@@ -87,23 +124,23 @@ def train(
 @app.command()
 def evaluate(
     run: RunArgument,
-    data: Annotated[
-        Path | None,
-        typer.Option(help="Folder of the data. [default: that of the training]"),
+    data: RunDataOption = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder for the scores and the embedder.")
     ] = None,
 ) -> None:
     """Score the finished models of a run on the test classes."""
     with plain_errors():
         from keras_ccp.app.run import evaluate_run
 
-        metrics = evaluate_run(run, data)
+        metrics = evaluate_run(run, data, out)
     console.print(_score_table(metrics))
 
 
 @app.command()
 def report(
     run: RunArgument,
-    data: DataOption = Path("."),
+    data: RunDataOption = None,
     out: Annotated[
         Path | None, typer.Option(help="HTML file. [default: RUN/report.html]")
     ] = None,
@@ -129,8 +166,12 @@ def tune(
         from keras_ccp.app import tuning
         from keras_ccp.app.config import load_config
 
-        experiment = load_config(config, overrides or ())
-        summary = tuning.tune(experiment, data, out, trials)
+        overrides = overrides or []
+        experiment = load_config(config, overrides)
+        # A schedule that is shortened for the trials is not that of the best.
+        kept = [o for o in overrides if o.partition("=")[0] not in tuning.SCHEDULE]
+        full = load_config(config, kept)
+        summary = tuning.tune(experiment, data, out, trials, full=full)
     console.print(
         f"{summary['complete']} trials complete, {summary['pruned']} pruned. "
         f"Validation MAP@R: best {summary['map_at_r']:.4f}, with the configuration's "
@@ -138,6 +179,12 @@ def tune(
     )
     for key, value in summary["values"].items():
         console.print(f"  {key}: {value:.4g}")
+    for key in summary["without_effect"]:
+        console.print(
+            f"{key} had no effect on the best trial, which made no projection "
+            f"({summary['projected']} trials did): it is not recommended. Let problems "
+            "end: more evaluations, or --set callback.patience=1"
+        )
     written = ", ".join(name for name in tuning.FILES if (out / name).exists())
     _print_plainly(f"Written to {out}: {written}")
 
@@ -147,7 +194,8 @@ def _score_table(metrics: dict) -> rich.table.Table:
     from keras_ccp.app.config import published_row
 
     table = rich.table.Table(
-        title=f"{metrics['dataset']}, {metrics['method']}: unseen classes, %"
+        title=f"{metrics['dataset']}, {metrics['method']}: unseen classes, %",
+        caption=metrics["classes"],
     )
     for column in ("", "P@1", "P@R", "MAP@R"):
         table.add_column(column, justify="right" if column else "left")
@@ -177,12 +225,13 @@ def index(
     images: ImagesArgument,
     out: Annotated[Path, typer.Option(help="Folder for the index.")],
     backend: Annotated[str, typer.Option(help="exact or scann.")] = "exact",
+    trust: TrustOption = False,
 ) -> None:
     """Make images searchable: embed them and write an index."""
     with plain_errors():
         from keras_ccp.app.search import index_images
 
-        indexed, failures = index_images(run, images, out, backend)
+        indexed, failures = index_images(run, images, out, backend, trust=trust)
         _print_failures(failures)
         _print_plainly(f"{len(indexed.ids)} images indexed in {out}")
 
@@ -194,22 +243,23 @@ def search(
     k: Annotated[int, typer.Option("-k", min=1, help="Neighbours to show.")] = 10,
     html: Annotated[Path | None, typer.Option(help="Page to write.")] = None,
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    trust: TrustOption = False,
 ) -> None:
     """Show the most similar images of an index."""
     with plain_errors():
-        from keras_ccp.app.search import Searcher, results_table, to_json, write_page
-        from keras_ccp.app.search.results import check_writable_file
+        from keras_ccp.app import search
 
         if html is not None:
-            check_writable_file("html", html)
-        results, failures = Searcher(index).search(images, k, progress=not json)
+            search.check_file("html", html)
+        searcher = search.Searcher(index, trust)
+        results, failures = searcher.search(images, k, progress=not json)
         _print_failures(failures)
         if json:
-            typer.echo(to_json(results))
+            typer.echo(search.to_json(results))
         else:
-            console.print(results_table(results))
+            console.print(search.results_table(results))
         if html is not None:
-            write_page(results, html)
+            search.write_page(results, html)
 
 
 @app.command()
@@ -217,12 +267,13 @@ def embed(
     run: ModelArgument,
     images: ImagesArgument,
     out: Annotated[Path, typer.Option(help=".npy file to write.")],
+    trust: TrustOption = False,
 ) -> None:
     """Write the embeddings of images, and beside them the list of their files."""
     with plain_errors():
         from keras_ccp.app.search import embed_images
 
-        embedded = embed_images(run, images, out)
+        embedded = embed_images(run, images, out, trust=trust)
         _print_failures(embedded.failures)
         _print_plainly(f"{len(embedded.files)} embeddings written to {out}")
 
@@ -230,19 +281,21 @@ def embed(
 @app.command()
 def check(
     model: Annotated[Path, typer.Argument(help="Exported model, run or index.")],
+    trust: TrustOption = False,
 ) -> None:
-    """Check that a model is undamaged and embeds as it did when written."""
+    """Check that a model is undamaged and, with --trust, embeds as when written."""
     with plain_errors():
-        from keras_ccp.app.search.check import check_folder
+        from keras_ccp.app.search import about_model
 
-        for name, value in check_folder(model).items():
+        for name, value in about_model(model, trust).items():
             _print_plainly(f"{name}: {value}")
 
 
 def _print_failures(failures: dict[Path, str]) -> None:
     """Says what was left out, on the standard error stream, apart from results."""
     for path, reason in failures.items():
-        text = rich.text.Text.assemble(("Skipped", "yellow"), f" {path}: {reason}")
+        line = printable(f" {path}: {reason}")
+        text = rich.text.Text.assemble(("Skipped", "yellow"), line)
         errors.print(text, soft_wrap=True)
 
 

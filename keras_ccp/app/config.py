@@ -23,6 +23,7 @@ _PLACES = _PACKAGE / "configs", _PACKAGE.parent / "configs"
 CONFIGS = next(path for path in _PLACES if path.is_dir())
 _PAPER_NAMES = {"c1": "cosine_contrastive", "c2": "contrastive"}
 _LOADERS = "cars196 cub200 emoji folder in_shop npz omniglot sop table"
+_UNSPLIT = ("emoji", "folder", "npz", "table")
 _BACKBONES = ["bn_inception", "efficientnet_lite0", "resnet20_v2", "small_cnn"]
 _BACKBONES += [name for name in dir(keras.applications) if name[0].isupper()]
 _Share = Annotated[float, pydantic.Field(gt=0, lt=1)]
@@ -59,7 +60,8 @@ class DataConfig(Section):
         folds: number of folds, with `"mlrc"`.
         train_classes: share or number of classes that train, where the dataset has no
             published split.
-        split_seed: shuffles the classes before, `None` takes them by id.
+        split_seed: shuffles the classes before, `None` takes them by id; by default 0
+            where the dataset has no published split.
         size: side in pixels to which encoded images are brought.
         short_side: short side before the centre crop; default size * 256 / 227.
         augmentation: `"mlrc"` or `"conventional"` crops of encoded images, `"small"`
@@ -82,6 +84,18 @@ class DataConfig(Section):
     )
     unreadable: Literal["raise", "skip"] | None = None
     check_counts: bool = True
+
+    @pydantic.model_validator(mode="before")
+    @classmethod
+    def _shuffles(cls, values):
+        if isinstance(values, dict) and values.get("name") in _UNSPLIT:
+            return {"split_seed": 0, **values}
+        return values
+
+    @property
+    def is_unsplit(self) -> bool:
+        """Whether classes to train and to test are divided here."""
+        return self.name in _UNSPLIT
 
 
 class EmbedderConfig(Section):
@@ -343,7 +357,7 @@ for _class in (_Loader, _Dumper):
 def _parse(text: str | bytes, source: str) -> Any:
     try:
         return yaml.load(text, _Loader)  # noqa: S506
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except (yaml.YAMLError, ValueError) as error:
         raise ValueError(f"{source} must be YAML\n{error}") from None
 
 

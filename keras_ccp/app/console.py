@@ -8,13 +8,53 @@ from typing import TypeVar
 import rich.console
 import rich.markup
 import rich.progress
+import rich.segment
 import typer
 
 T = TypeVar("T")
 
+
+def printable(text: str) -> str:
+    """Text in which what would steer a terminal is written as Python writes it."""
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
+
+
+class _Printable:
+    """What is to be printed, without the control characters of names in it."""
+
+    def __init__(self, content: rich.console.RenderableType):
+        self.content = content
+
+    def __rich_console__(
+        self, console: rich.console.Console, options: rich.console.ConsoleOptions
+    ) -> Iterator[rich.segment.Segment]:
+        for segment in console.render(self.content, options):
+            if not segment.control:
+                text = "\n".join(map(printable, segment.text.split("\n")))
+                segment = rich.segment.Segment(text, segment.style)
+            yield segment
+
+
+class _PrintableHook(rich.console.RenderHook):
+    def process_renderables(
+        self, renderables: list[rich.console.ConsoleRenderable]
+    ) -> list[rich.console.ConsoleRenderable]:
+        return [_Printable(content) for content in renderables]
+
+
 console = rich.console.Console()
 # What is not among the results that a program may read from the output.
 errors = rich.console.Console(stderr=True)
+for each in (console, errors):
+    each.push_render_hook(_PrintableHook())
+
+
+class _ToConsole(logging.Handler):
+    def emit(self, record: logging.LogRecord) -> None:
+        errors.print(self.format(record), markup=False, highlight=False, soft_wrap=True)
+
+
+_handler = _ToConsole()
 
 
 def progress(
@@ -33,24 +73,28 @@ def progress(
 
 @contextlib.contextmanager
 def plain_errors() -> Iterator[None]:
-    """Ends the command with the message of an error of the user's, not a trace."""
+    """Ends the command with the message of an error of the user's, not a trace.
+
+    What the package logs in the `with` block is printed as well.
+    """
+    logging.getLogger("keras_ccp").addHandler(_handler)
     try:
         yield
     except (ValueError, TypeError, OSError, ImportError) as error:
         message = rich.markup.escape(str(error))
         errors.print(f"[red]Error:[/red] {message}", soft_wrap=True)
         raise typer.Exit(1) from None
+    finally:
+        logging.getLogger("keras_ccp").removeHandler(_handler)
 
 
 @contextlib.contextmanager
 def shown_logs(name: str) -> Iterator[None]:
-    """Prints what a part of the package logs inside the `with` block."""
-    part, handler = logging.getLogger(name), logging.StreamHandler()
+    """Lets a part of the package log what it does inside the `with` block."""
+    part = logging.getLogger(name)
     level = part.level
-    part.addHandler(handler)
     part.setLevel(logging.INFO)
     try:
         yield
     finally:
-        part.removeHandler(handler)
         part.setLevel(level)

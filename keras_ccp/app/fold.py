@@ -14,8 +14,8 @@ from keras_ccp import backbones, losses, pipeline
 from keras_ccp.app.config import Config, EmbedderConfig
 from keras_ccp.backup import Backup
 from keras_ccp.callback import CCPCallback, WarmUp
-from keras_ccp.datasets import Dataset
-from keras_ccp.distribute import is_chief, synchronize_batch_norm, writable
+from keras_ccp.datasets import Dataset, verify
+from keras_ccp.distribute import is_chief, writable
 from keras_ccp.files import write_file
 from keras_ccp.layers import build_embedder
 from keras_ccp.model import CCPModel
@@ -24,6 +24,7 @@ from keras_ccp.monitor.tensorboard import CCPTensorBoard
 
 EMBEDDER_FILE = "embedder.keras"
 SUMMARY_FILE = "fold.json"
+LOG_FILE = "log.csv"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,29 +63,32 @@ def train_fold(
     start = time.perf_counter()
     with strategy.scope():
         model = make_model(config, fold.training, Path(root))
-    if strategy.num_replicas_in_sync > 1:
-        synchronize_batch_norm(model.embedder)
     callback = CCPCallback(
         fold.training, fold.validation, seed=fold.seed, **config.callback
     )
     backup = Backup(fold.directory / "backup")
     first_batch = backup.num_epochs * training.steps_per_evaluation
     with writable(fold.directory, strategy) as directory:
+        _cut_log(directory / LOG_FILE, backup.num_epochs)
         logs = [
-            keras.callbacks.CSVLogger(directory / "log.csv", append=True),
+            keras.callbacks.CSVLogger(directory / LOG_FILE, append=True),
             keras.callbacks.TensorBoard(directory / "tensorboard", write_graph=False),
             CCPTensorBoard(directory / "tensorboard"),
             ProjectionLog(directory),
         ]
         if training.warm_up_epochs:
             logs.append(WarmUp(training.warm_up_epochs))
-        model.fit(
-            training_batches(config, fold, first_batch),
-            steps_per_epoch=training.steps_per_evaluation,
-            epochs=training.max_evaluations,
-            verbose=verbose if is_chief(strategy) else 0,
-            callbacks=[callback, *logs, *callbacks, backup],
-        )
+        try:
+            model.fit(
+                training_batches(config, fold, first_batch),
+                steps_per_epoch=training.steps_per_evaluation,
+                epochs=training.max_evaluations,
+                verbose=verbose if is_chief(strategy) else 0,
+                callbacks=[callback, *logs, *callbacks, backup],
+            )
+        except tf.errors.InvalidArgumentError:
+            verify(fold.training)  # names what cannot be decoded
+            raise
         partial = directory / f"partial_{EMBEDDER_FILE}"
         model.embedder.save(partial)
         partial.replace(directory / EMBEDDER_FILE)
@@ -96,6 +100,20 @@ def train_fold(
         }
         # Last and at once: its presence says that the fold is finished.
         write_file(directory / SUMMARY_FILE, json.dumps(summary, indent=2))
+
+
+def _cut_log(path: Path, num_epochs: int) -> None:
+    """Leaves only the rows of epochs that are not run again."""
+    if not path.exists():
+        return
+    header, *rows = path.read_text("utf-8", "replace").splitlines() or [""]
+    kept = dict.fromkeys(map(str, range(num_epochs)))
+    for row in rows:
+        epoch = row.partition(",")[0]
+        if epoch in kept and row.count(",") == header.count(","):
+            kept[epoch] = row
+    lines = [header, *filter(None, kept.values())] if num_epochs else []
+    write_file(path, "".join(f"{line}\n" for line in lines))
 
 
 def make_model(config: Config, training: Dataset, root: Path) -> CCPModel:

@@ -12,13 +12,12 @@ import tensorflow as tf
 from keras_ccp.app.console import progress
 from keras_ccp.datasets import list_images
 from keras_ccp.datasets.readers import IMAGE_SUFFIXES
+from keras_ccp.images import UNREADABLE, failure
 
 logger = logging.getLogger(__name__)
 
 # Looked at before the ones in front of them are taken; more would fill the memory.
 _AHEAD = 128
-# What opening and decoding raise of a file; a mutated one may upset Python as well.
-UNREADABLE = (OSError, tf.errors.OpError, ValueError, TypeError)
 
 
 def find_images(images: Sequence[str | os.PathLike]) -> list[Path]:
@@ -46,15 +45,6 @@ def find_images(images: Sequence[str | os.PathLike]) -> list[Path]:
     return list(dict.fromkeys(found))
 
 
-def read_file(path: str | os.PathLike) -> bytes:
-    """Opens a user's image file: the one place that does."""
-    path = Path(path)
-    if path.exists() and not path.is_file():
-        # A pipe would wait, and a device never end.
-        raise OSError(None, "a folder or device, not a file")
-    return path.read_bytes()
-
-
 def look_at(
     look: Callable[[Any], Any], images: Sequence[Any], title: str, has_bar: bool
 ) -> Iterator[tuple[Any, str]]:
@@ -65,7 +55,7 @@ def look_at(
             with tf.device("CPU:0"):
                 return look(image), ""
         except UNREADABLE as error:
-            return None, reason(error)
+            return None, failure(error)
 
     def in_order() -> Iterator[tuple[Any, str]]:
         # TensorFlow lets go of the interpreter while it decodes.
@@ -78,15 +68,6 @@ def look_at(
             yield from ahead
 
     return progress(in_order(), title, len(images)) if has_bar else in_order()
-
-
-def reason(error: Exception) -> str:
-    """An error of a file in one line, without the names of files and operations."""
-    if isinstance(error, OSError):
-        return error.strerror or type(error).__name__
-    message = str(getattr(error, "message", error))
-    message = message.split("}} ", 1)[-1].split(" [Op:", 1)[0]
-    return message.split("\n", 1)[0].strip() or type(error).__name__
 
 
 def relative(path: str, root: Path) -> str:

@@ -20,8 +20,24 @@ from scipy.special import stdtrit
 from keras_ccp import distribute, retrieval
 from keras_ccp.app.config import Config, changed_values, dump_config, load_config
 from keras_ccp.app.fold import EMBEDDER_FILE, SUMMARY_FILE, Fold, train_fold
-from keras_ccp.app.splits import Splits, check_classes, fold_splits, load_splits
-from keras_ccp.files import LOCK_FILE, check_folder, locked, write_file
+from keras_ccp.app.record import (
+    DATA_FILE,
+    changes,
+    is_hashed,
+    keep_record,
+    read_record,
+    record,
+    sha256,
+)
+from keras_ccp.app.splits import Splits, check_classes, fold_splits, load_recorded
+from keras_ccp.files import (
+    LOCK_FILE,
+    check_folder,
+    locked,
+    read_json,
+    reading,
+    write_file,
+)
 from keras_ccp.pipeline import embed
 from keras_ccp.serving import export_trained
 
@@ -29,7 +45,7 @@ logger = logging.getLogger(__name__)
 
 CONFIG_FILE = "config.yaml"
 RUN_FILE = "run.json"
-METRICS_FILE = "metrics.json"
+METRICS_FILE, TABLE_FILE = "metrics.json", "metrics.csv"
 METRICS = ("precision_at_1", "precision_at_r", "map_at_r")
 
 
@@ -38,22 +54,30 @@ METRICS = ("precision_at_1", "precision_at_r", "map_at_r")
 
 def train_run(
     config: Config,
-    root: str | os.PathLike,
+    root: str | os.PathLike | None,
     out: str | os.PathLike,
-    repeats: int = 1,
+    repeats: int | None = None,
     resume: bool = False,
     verbose: int | str = "auto",
+    accept_changes: bool = False,
+    hash_files: bool = False,
 ) -> dict:
     """Trains and scores every model of an experiment.
 
+    The run keeps its classes, by name, and writes down the sizes and times of its
+    files: one that is resumed is refused where they changed.
+
     Args:
         config: the experiment.
-        root: folder of the data.
+        root: folder of the data, `None` for that of the run in `out`.
         out: folder for everything that is written; new, or with `resume` an old one.
         repeats: how often the whole protocol runs, each time with another seed.
+            Defaults to `None`: as often as in the run in `out`, once in a new one.
         resume: goes on with what is in `out`. Models that are finished there are not
             trained again.
         verbose: as for `keras.Model.fit`.
+        accept_changes: goes on where files changed, with the classes of the run.
+        hash_files: also writes down the content of the files, which then decides.
 
     Returns:
         The metrics, as `evaluate_run` gives them.
@@ -62,9 +86,9 @@ def train_run(
         FileExistsError: If `out` holds a run and `resume` is not set.
         BlockingIOError: If another process trains in `out`.
         OSError: If `out` is no folder, or cannot be made.
-        ValueError: If the run in `out` has another configuration, the data have too
-            few classes for it, or this machine not the devices of
-            `config.distribution`.
+        ValueError: If the run in `out` has another configuration, its data changed or
+            its files are damaged, the data have too few classes, or this machine not
+            the devices of `config.distribution`.
         ConnectionError: If another worker has ended.
     """
     # First, since it decides which devices TensorFlow begins with.
@@ -74,12 +98,22 @@ def train_run(
         if distribute.is_chief(strategy):
             stack.enter_context(claimed(out))
             _refuse_another(out, config, resume)
-        splits = load_splits(config.data, root)
+        about, then = {}, {}
+        if (out / CONFIG_FILE).exists():
+            check_files(out)
+            about, then = read_about(out), read_record(out)
+        root = Path(root or about.get("data", ".")).absolute()
+        repeats = repeats or about.get("repeats", 1)
+        splits, others = load_recorded(config.data, root, then)
         check_classes(config, splits.training)
-        if distribute.is_chief(strategy) and not (out / CONFIG_FILE).exists():
-            record = {"data": str(Path(root).absolute()), "versions": _versions()}
-            write_file(out / RUN_FILE, json.dumps(record, indent=2))
-            write_file(out / CONFIG_FILE, dump_config(config))
+        if distribute.is_chief(strategy):
+            now = record(config, splits, others, root, hash_files or is_hashed(then))
+            remedy = "Put them back, or if this is meant: --accept-changes"
+            keep_record(out, then, now, None if accept_changes else remedy)
+            if not (out / CONFIG_FILE).exists():
+                write_file(out / CONFIG_FILE, dump_config(config))
+            about |= {"data": str(root), "repeats": repeats}
+            _write_about(out, {"versions": _versions(), **about})
         stack.enter_context(distribute.lost_workers(strategy))
         folds = _folds(config, splits, out, repeats)
         for index, fold in enumerate(folds):
@@ -87,7 +121,11 @@ def train_run(
                 logger.info(_title(index, len(folds), repeats))
                 train_fold(config, fold, root, strategy, verbose)
         distribute.wait_for_workers(strategy)  # until the chief has written the last
-        metrics = _score(config, splits, out, strategy)
+        metrics = score_run(config, splits, out, strategy)
+        with distribute.writable(out, strategy) as directory:
+            _write_scores(metrics, out, directory, splits)
+        if distribute.is_chief(strategy):
+            _write_about(out, read_about(out), METRICS_FILE, TABLE_FILE)
         # One that leaves early takes the others down.
         distribute.wait_for_workers(strategy)
     return metrics
@@ -149,19 +187,60 @@ def _title(index: int, count: int, repeats: int) -> str:
     return f"repetition {repeat + 1} of {repeats}, {model}" if repeats > 1 else model
 
 
+# ==== What a run says of itself ====
+
+
+def _write_about(out: Path, about: dict, *more: str) -> None:
+    """Writes `run.json`, with checksums of what does not change any more."""
+    models = [
+        f
+        for d in out.glob("repeat*/fold*")
+        if (d / SUMMARY_FILE).exists()
+        for f in d.iterdir()
+        if f.is_file()
+    ]
+    files = [out / name for name in (CONFIG_FILE, DATA_FILE, *more)] + models
+    about["sha256"] = {f.relative_to(out).as_posix(): sha256(f) for f in files}
+    write_file(out / RUN_FILE, json.dumps(about, indent=2))
+
+
+def read_about(run: Path) -> dict:
+    """What `run.json` holds, nothing where there is none."""
+    path = run / RUN_FILE
+    return read_json(path, "data", "versions", "sha256") if path.exists() else {}
+
+
+def check_files(run: Path) -> None:
+    """Refuses a run with files that are not as they were written."""
+    for name, written in read_about(run).get("sha256", {}).items():
+        # What is missing is found where it is needed.
+        if (run / name).is_file() and sha256(run / name) != written:
+            raise ValueError(
+                f"{run / name} must be as it was written. Received: other bytes\n"
+                "Copy it back, or delete it: `keras-ccp train --resume` makes scores "
+                "again, and models whose folder is deleted"
+            )
+
+
 # ==== A run that is there ====
 
 
-def evaluate_run(run: str | os.PathLike, root: str | os.PathLike | None = None) -> dict:
-    """Scores the finished models of a run on the test classes.
+def evaluate_run(
+    run: str | os.PathLike,
+    root: str | os.PathLike | None = None,
+    out: str | os.PathLike | None = None,
+) -> dict:
+    """Scores the finished models of a run on its test classes.
 
-    Writes `metrics.json`, `metrics.csv` and the SavedModel `embedder`: images -> the
-    embeddings of all models of the first repetition side by side, as
-    `serving.export_trained` writes it.
+    These are the classes that the run has recorded; a logged warning says what changed
+    in the data since.
 
     Args:
         run: folder of the run.
         root: folder of the data. Defaults to that of the training.
+        out: folder for `metrics.json`, `metrics.csv` and the SavedModel `embedder`:
+            images -> the embeddings of all models of the first repetition side by side,
+            as `serving.export_trained` writes it. Defaults to `None`: not written.
 
     Returns:
         dict of `separated` and `concatenated`: for each metric its mean and the half
@@ -169,15 +248,40 @@ def evaluate_run(run: str | os.PathLike, root: str | os.PathLike | None = None) 
 
     Raises:
         FileNotFoundError: If there is no run, or none of its models is finished.
+        FileExistsError: If `out` holds a run, whose own scores these are not.
+        ValueError: If a file of the run is damaged, or a test class is missing.
     """
     run = Path(run)
+    if out is not None:
+        check_folder("out", out := Path(out))
+        if (out / CONFIG_FILE).exists():
+            raise FileExistsError(f"{out} holds a run\nGive scores another folder")
     config = load_run_config(run)
-    if root is None:
-        root = json.loads((run / RUN_FILE).read_text("utf-8"))["data"]
-    splits = load_splits(config.data, root)
+    splits, _, _ = load_run_splits(run, config, root)
     if message := unfinished(run, config):
         logger.warning("%s: %s", run, message)
-    return _score(config, splits, run, tf.distribute.get_strategy())
+    metrics = score_run(config, splits, run)
+    if out is not None:
+        _write_scores(metrics, run, out, splits)
+    return metrics
+
+
+def load_run_splits(
+    run: Path, config: Config, root: str | os.PathLike | None = None
+) -> tuple[Splits, Path, str]:
+    """The classes of a run, the folder of their files, and what changed in them."""
+    check_files(run)
+    about, then = read_about(run), read_record(run)
+    root = Path(root or about.get("data", ".")).absolute()
+    splits, others = load_recorded(config.data, root, then)
+    changed = "it has no record of its data"
+    if then:
+        now = record(config, splits, others, root, is_hashed(then))
+        changed = "; ".join(changes(then, now))
+        changed = changed and f"its data changed: {changed}"
+    if changed:
+        logger.warning("%s: %s", run, changed)
+    return splits, root, changed
 
 
 def load_run_config(run: str | os.PathLike) -> Config:
@@ -207,9 +311,10 @@ def unfinished(run: Path, config: Config) -> str:
 
 
 def count_models(run: Path, config: Config) -> int:
-    """How many models a run has when the repetitions that it began are finished."""
+    """How many models a run has when all that it was asked for are finished."""
     folds = config.data.folds if config.data.split == "mlrc" else 1
-    return folds * max(1, len(list(run.glob("repeat*"))))
+    begun = len(list(run.glob("repeat*")))
+    return folds * max(begun, read_about(run).get("repeats", 1))
 
 
 def _finished(run: Path) -> list[list[Path]]:
@@ -224,9 +329,16 @@ def _finished(run: Path) -> list[list[Path]]:
     return repetitions
 
 
+def load_model(directory: Path) -> keras.Model:
+    """The embedder of a finished model."""
+    remedy = f"Copy it back, or delete {directory} and train that model by --resume"
+    with reading(f"{directory / EMBEDDER_FILE} must be undamaged", remedy):
+        return keras.models.load_model(directory / EMBEDDER_FILE)
+
+
 def join_embedders(directories: Sequence[Path]) -> keras.Model:
     """One model of several: images -> their embeddings side by side."""
-    embedders = [keras.models.load_model(d / EMBEDDER_FILE) for d in directories]
+    embedders = [load_model(directory) for directory in directories]
     if len(embedders) == 1:
         return embedders[0]
     given = embedders[0].inputs[0]
@@ -240,36 +352,50 @@ def join_embedders(directories: Sequence[Path]) -> keras.Model:
 # ==== Scores ====
 
 
-def _score(
-    config: Config, splits: Splits, run: Path, strategy: tf.distribute.Strategy
+def score_run(
+    config: Config,
+    splits: Splits,
+    run: Path,
+    strategy: tf.distribute.Strategy | None = None,
 ) -> dict:
     """Scores each finished model alone and those of a repetition side by side."""
-    repetitions, models, joined = _finished(run), [], []
-    for directories in repetitions:
+    strategy = strategy or tf.distribute.get_strategy()
+    models, joined = [], []
+    for directories in _finished(run):
         parts = []
         for directory in directories:
             with strategy.scope():
-                embedder = keras.models.load_model(directory / EMBEDDER_FILE)
+                embedder = load_model(directory)
             parts.append([embed(embedder, splits.query)])
             if splits.gallery is not None:
                 parts[-1].append(embed(embedder, splits.gallery))
             models.append(_evaluate(parts[-1:], splits))
         joined.append(_evaluate(parts, splits))
-    metrics = {
+    return {
         "dataset": config.data.name,
         "method": config.method,
+        "classes": _division(config),
         "separated": summarize(models),
         "concatenated": summarize(joined),
         "models": models,
         "repetitions": joined,
     }
-    with distribute.writable(run, strategy) as directory:
-        text = json.dumps(metrics, indent=2, allow_nan=False)
-        write_file(directory / METRICS_FILE, text)
-        write_file(directory / "metrics.csv", _table(models, joined))
-        embedder = join_embedders(repetitions[0])
-        export_trained(embedder, directory / "embedder", splits.query)
-    return metrics
+
+
+def _division(config: Config) -> str:
+    """How the classes were divided into those to train and to test."""
+    if not config.data.is_unsplit:
+        return "published split"
+    seed = config.data.split_seed
+    return "classes split by id" if seed is None else f"classes split by seed {seed}"
+
+
+def _write_scores(metrics: dict, run: Path, out: Path, splits: Splits) -> None:
+    text = json.dumps(metrics, indent=2, allow_nan=False)
+    write_file(out / METRICS_FILE, text)
+    write_file(out / TABLE_FILE, _table(metrics["models"], metrics["repetitions"]))
+    embedder = join_embedders(_finished(run)[0])
+    export_trained(embedder, out / "embedder", splits.query)
 
 
 def _evaluate(parts: list[list[np.ndarray]], splits: Splits) -> dict:

@@ -1,36 +1,38 @@
 """Similar images: what `keras-ccp index`, `search`, `embed` and `check` do."""
 
-import contextlib
 import io
 import itertools
 import json
 import os
 import shutil
-import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import keras
 import numpy as np
 import rich.table
 import rich.text
 import tensorflow as tf
 
 from keras_ccp import serving
-from keras_ccp.app.images import UNREADABLE, find_images, look_at, read_file
+from keras_ccp.app.console import printable
+from keras_ccp.app.fold import SUMMARY_FILE
+from keras_ccp.app.images import find_images, look_at
 from keras_ccp.app.page import render, thumbnail
+from keras_ccp.app.run import CONFIG_FILE, join_embedders
 from keras_ccp.checks import check_int
-from keras_ccp.files import check_folder, replaced_folder, write_file
+from keras_ccp.files import check_folder, write_file
+from keras_ccp.images import UNREADABLE, decode_center_crop, decode_image, read_file
 from keras_ccp.index import (
+    KeptEmbedder,
     RetrievalIndex,
     check_backend,
     check_index_folder,
     fingerprint,
     has_index,
 )
-from keras_ccp.pipeline import decode_center_crop, decode_image
 
-CONFIG_FILE = "config.yaml"
 EMBEDDER_FOLDER = "embedder"
 _BATCH = 64
 _SHOWN = 20
@@ -67,14 +69,14 @@ class Neighbour(NamedTuple):
 
     Args:
         id: its path below the folder that was indexed.
-        path: where it was when it was indexed.
-        label: str, or `None` in an index without labels.
+        path: where it was when it was indexed, `None` if its id is no path there.
+        label: `None` in an index without labels.
         distance: Euclidean, to the query.
     """
 
-    id: str
-    path: str
-    label: str | None
+    id: str | int
+    path: str | None
+    label: str | int | None
     distance: float
 
 
@@ -99,6 +101,7 @@ def index_images(
     out: str | os.PathLike,
     backend: str = "exact",
     progress: bool = True,
+    trust: bool = False,
 ) -> Indexed:
     """Embeds images and writes an index that `Searcher` searches, without the run.
 
@@ -112,30 +115,40 @@ def index_images(
         out: folder of the index. One that is there is replaced, once all is embedded.
         backend: `"exact"` or `"scann"`. Defaults to `"exact"`.
         progress: whether a bar is shown. Defaults to True.
+        trust: whether a SavedModel, which is a program, may run. Defaults to False.
 
     Raises:
         FileNotFoundError: If there is no run, or a path does not exist.
-        ValueError: If no image can be read, the embedder does not take RGB images, or
-            `out` holds other files and no index.
+        ValueError: If no image can be read, the embedder does not take RGB images or
+            is a SavedModel that is not trusted, or `out` holds other files and no
+            index.
+        OSError: If `out` cannot be written.
     """
+    out = Path(out)
     check_backend(backend)
     check_index_folder("out", out)
+    check_folder("out", out)
     files, root = find_images(images), _common_folder(images)
-    with _exported(run) as exported:
-        model = tf.saved_model.load(exported)
-        embedded = _embed(model, exported, files, progress)
-        ids = [file.relative_to(root).as_posix() for file in embedded.files]
-        index = RetrievalIndex.build(
-            embedded.embeddings,
-            ids,
-            _labels(ids, root),
-            backend=backend,
-            fingerprint=fingerprint(model),
-            metadata={"root": str(root)},
-        )
-        index.save(out)
-        with replaced_folder(Path(out) / EMBEDDER_FOLDER) as place:
-            shutil.copytree(exported, place, dirs_exist_ok=True)
+    embedder, sizes = run_embedder(run, trust)
+    embedded = _embed(_graph(embedder), sizes, files, progress)
+    ids = [file.relative_to(root).as_posix() for file in embedded.files]
+    index = RetrievalIndex.build(
+        embedded.embeddings,
+        ids,
+        _labels(ids, root),
+        backend=backend,
+        fingerprint=fingerprint(embedder),
+        metadata={"root": str(root)},
+    )
+    # In the folder itself, where the next one removes it if this one dies.
+    out.mkdir(parents=True, exist_ok=True)
+    partial = out / "partial_embedder.keras"
+    if isinstance(embedder, keras.Model):
+        embedder.save(partial)
+    else:
+        partial = Path(shutil.make_archive(partial.with_suffix(""), "zip", run))
+    index.embedder = KeptEmbedder(partial, **sizes)
+    index.save(out)
     return Indexed(index, embedded.failures)
 
 
@@ -144,37 +157,44 @@ def embed_images(
     images: Sequence[str | os.PathLike],
     out: str | os.PathLike,
     progress: bool = True,
+    trust: bool = False,
 ) -> Embedded:
     """Writes the embeddings of images.
 
-    Writes `out`, a `(n, dim)` float32 array, and beside it the n absolute paths, one a
-    line, in a `.txt` file of the same name. Images that cannot be read are left out.
+    Writes `out`, a `(n, dim)` float32 array, and beside it the n absolute paths, each
+    a line of JSON, in a `.jsonl` file of the same name. Images that cannot be read are
+    left out.
 
     Args:
         run: folder of a run, SavedModel, or `.keras` file.
         images: files and folders.
         out: `.npy` file.
         progress: whether a bar is shown. Defaults to True.
+        trust: whether a SavedModel, which is a program, may run. Defaults to False.
 
     Raises:
         FileNotFoundError: If there is no run, or a path does not exist.
         ValueError: If `out` does not end in `.npy` or is a folder, no image can be
-            read, or the embedder does not take RGB images.
+            read, or the embedder does not take RGB images or is a SavedModel that is
+            not trusted.
+        OSError: If `out` cannot be written.
     """
     out = Path(out)
-    names = out.with_suffix(".txt")
+    names = out.with_suffix(".jsonl")
     if out.suffix != ".npy":
         raise ValueError(f"`out` must end in .npy. Received: {out}\nRename it")
     check_file("out", out)
     check_file("out", names)
     files = find_images(images)
-    with _exported(run) as exported:
-        model = tf.saved_model.load(exported)
-        embedded = _embed(model, exported, files, progress)
+    embedder, sizes = run_embedder(run, trust)
+    embedded = _embed(_graph(embedder), sizes, files, progress)
     array = io.BytesIO()
     np.save(array, embedded.embeddings, allow_pickle=False)
-    write_file(names, b"".join(os.fsencode(file) + b"\n" for file in embedded.files))
+    # Whenever this one dies: never the names of other vectors.
+    names.unlink(missing_ok=True)
     write_file(out, array.getvalue())
+    lines = [json.dumps(str(file)) + "\n" for file in embedded.files]
+    write_file(names, "".join(lines))
     return embedded
 
 
@@ -188,25 +208,29 @@ def check_file(name: str, path: str | os.PathLike) -> None:
     check_folder(name, Path(path).parent)
 
 
-def run_embedder(run: str | os.PathLike) -> tuple[Any, dict[str, int]]:
+def run_embedder(
+    run: str | os.PathLike, trust: bool = False
+) -> tuple[Any, dict[str, int]]:
     """The embedder of a run, `.keras` file or SavedModel, and how it wants its images.
 
-    Of a run it is the SavedModel, and the second are arguments for `export_serving`.
+    The second are arguments of `decode_center_crop`. Of a run the models are read, and
+    no SavedModel.
     """
     run = Path(run)
     if not (run / CONFIG_FILE).exists():
-        return serving.load_embedder(run), serving.read_preparation(run)
+        embedder = serving.load_embedder(run, trust)
+        given = serving.read_preparation(run)
+        return embedder, serving.prepare_as(embedder, **given)
     folder = run / EMBEDDER_FOLDER
     if not folder.exists():
         raise FileNotFoundError(
             f"`run` must be a run that is finished. Received: {run}, which has no "
             f"{EMBEDDER_FOLDER}\nGo on with `keras-ccp train ... --resume`"
         )
-    embedder, preparation = (
-        serving.load_embedder(folder),
-        serving.read_preparation(folder),
-    )
+    finished = sorted(run.glob(f"repeat0/fold*/{SUMMARY_FILE}"))
+    embedder = join_embedders([path.parent for path in finished])
     serving.image_size(embedder)  # says what it takes, if it does not take files
+    preparation = serving.read_preparation(folder)
     if not preparation:
         raise FileNotFoundError(
             f"{folder} does not say how images are prepared, like those of earlier "
@@ -215,19 +239,23 @@ def run_embedder(run: str | os.PathLike) -> tuple[Any, dict[str, int]]:
     return embedder, preparation
 
 
-@contextlib.contextmanager
-def _exported(run: str | os.PathLike) -> Iterator[Path]:
-    """The embedder of a run with its preparation of images, as a SavedModel."""
-    embedder, preparation = run_embedder(run)
-    with tempfile.TemporaryDirectory() as folder:
-        yield serving.export_serving(
-            embedder, Path(folder) / EMBEDDER_FOLDER, **preparation
-        )
+def _graph(embedder: Any) -> Callable[[tf.Tensor], tf.Tensor]:
+    """What maps a batch of uint8 images to float32 embeddings."""
+    call, given = serving.call_of(embedder)
+
+    def embed(images: tf.Tensor) -> tf.Tensor:
+        return tf.cast(call(tf.cast(images, given.dtype)), tf.float32)
+
+    return tf.function(embed, reduce_retracing=True, autograph=False)
 
 
-def _embed(model: Any, folder: Path, files: Sequence[Path], progress: bool) -> Embedded:
-    """Embeds image files by an exported model and the preparation in its folder."""
-    sizes, embed = serving.read_preparation(folder), model.signatures["embed"]
+def _embed(
+    embed: Callable[[tf.Tensor], tf.Tensor],
+    sizes: dict[str, int],
+    files: Sequence[Path],
+    progress: bool,
+) -> Embedded:
+    """Embeds image files, prepared as in evaluation."""
     read, failures = [], {}
 
     def look(file: Path) -> tf.Tensor:
@@ -244,7 +272,7 @@ def _embed(model: Any, folder: Path, files: Sequence[Path], progress: bool) -> E
 
     images, embeddings = readable(), []
     while batch := list(itertools.islice(images, _BATCH)):
-        embeddings.append(embed(images=tf.stack(batch))["embeddings"].numpy())
+        embeddings.append(embed(tf.stack(batch)).numpy())
     if not read:
         lines = [f"{file}: {why}" for file, why in failures.items()]
         more = [f"and {len(lines) - _SHOWN} more"] if len(lines) > _SHOWN else []
@@ -286,25 +314,23 @@ class Searcher:
 
     Args:
         path: folder that `index_images` wrote.
+        trust: whether an embedder that is a SavedModel may run. Defaults to False.
 
     Raises:
         FileNotFoundError: If there is no such index.
-        ValueError: If a file is damaged, or the embedder is not that of the index.
+        ValueError: If a file is damaged, or the embedder is not that of the index or
+            is a SavedModel that is not trusted.
     """
 
-    def __init__(self, path: str | os.PathLike):
+    def __init__(self, path: str | os.PathLike, trust: bool = False):
         self.index = RetrievalIndex.load(path)
-        self._folder = Path(path) / EMBEDDER_FOLDER
-        if not self._folder.is_dir():
+        if self.index.embedder is None:
             raise FileNotFoundError(
                 "`path` must be an index with its embedder, as `keras-ccp index` makes "
-                f"it. Received: {path}, which has no {EMBEDDER_FOLDER}\n"
+                f"it. Received: {path}, which has none\n"
                 "Search one without it in Python, by `RetrievalIndex`"
             )
-        # Its check runs the model once, which is the slow time.
-        self._model, _ = serving.load_checked(self._folder)
-        self._fingerprint = fingerprint(self._model)
-        _check_own_embedder(self.index, self._fingerprint, Path(path))
+        self._embed = _graph(_own_embedder(self.index, path, trust))
 
     def search(
         self, images: Sequence[str | os.PathLike], k: int = 10, progress: bool = True
@@ -326,55 +352,72 @@ class Searcher:
         check_int("k", k, minimum=1)
         files = [Path(image) for image in images]
         progress = progress and len(files) > 1
-        vectors, files, failures = _embed(self._model, self._folder, files, progress)
-        distances, ids = self.index.search(
-            vectors, min(k, len(self.index)), self._fingerprint
-        )
+        _, *sizes = self.index.embedder
+        sizes = dict(zip(("size", "short_side"), sizes, strict=True))
+        vectors, files, failures = _embed(self._embed, sizes, files, progress)
+        distances, ids = self.index.search(vectors, min(k, len(self.index)))
         labels = np.full(ids.shape, None)
         if self.index.labels is not None:
             labels = self.index.labels_of(ids)
-        root = Path(self.index.metadata["root"])
-        results = []
-        for file, *found in zip(files, ids, labels, distances.tolist(), strict=True):
+        root, results = self.index.metadata.get("root"), []
+        columns = (array.tolist() for array in (ids, labels, distances))
+        for file, *found in zip(files, *columns, strict=True):
             neighbours = [
-                Neighbour(name, str(root / name), label, distance)
+                Neighbour(name, _path_of(name, root), label, distance)
                 for name, label, distance in zip(*found, strict=True)
             ]
             results.append(SearchResult(str(file), neighbours))
         return results, failures
 
 
-def about_model(path: str | os.PathLike) -> dict[str, Any]:
-    """Checks an exported model, the embedder of a run, or an index with its embedder.
-
-    Args:
-        path: folder of the model, run or index.
-
-    Returns:
-        What `keras_ccp.serving.check_model` does; of an index, `num_rows` is its own.
-
-    Raises:
-        FileNotFoundError: If there is no such model.
-        ValueError: If the model or the index is damaged, or the index is of another
-            embedder.
-    """
-    path = Path(path)
-    if not (path / EMBEDDER_FOLDER).is_dir():
-        return serving.check_model(path)
-    about = serving.check_model(path / EMBEDDER_FOLDER)
-    if has_index(path):
-        index = RetrievalIndex.load(path)
-        _check_own_embedder(index, about["fingerprint"], path)
-        about["num_rows"] = len(index)
-    return about
-
-
-def _check_own_embedder(index: RetrievalIndex, own: str, path: Path) -> None:
-    if own != index.fingerprint:
+def _own_embedder(index: RetrievalIndex, path: str | os.PathLike, trust: bool) -> Any:
+    embedder = serving.load_embedder(index.embedder.file, trust)
+    if fingerprint(embedder) != index.fingerprint:
         raise ValueError(
             f"`path` must hold an index with its own embedder. Received: {path}\n"
             "Make it again with `keras-ccp index`"
         )
+    return embedder
+
+
+def _path_of(name: str | int, root: str | None) -> str | None:
+    """Where an image of an index was, if that is below the folder of its images."""
+    if root is not None:
+        path = os.path.normpath(os.path.join(root, str(name)))
+        return path if Path(path).is_relative_to(root) else None
+
+
+def about_model(path: str | os.PathLike, trust: bool = False) -> dict[str, Any]:
+    """Checks an exported model, the embedder of a run, or an index with its embedder.
+
+    Args:
+        path: folder of the model, run or index.
+        trust: whether a SavedModel, which is a program, may run. Defaults to False: of
+            a model or run the files are compared with their checksums, and no more.
+
+    Returns:
+        What `keras_ccp.serving.check_model` does; of an index `num_rows` is its own,
+        and no `difference`.
+
+    Raises:
+        FileNotFoundError: If there is no such model.
+        ValueError: If the model or the index is damaged, or the index is of another
+            embedder, or its embedder is a SavedModel that is not trusted.
+    """
+    path = Path(path)
+    if not has_index(path):
+        folder = path / EMBEDDER_FOLDER
+        folder = folder if folder.is_dir() else path
+        if trust:
+            return serving.check_model(folder)
+        about = serving.read_undamaged(folder)["about"]
+        return about | {"difference": "not computed without --trust"}
+    index = RetrievalIndex.load(path)
+    about = {"fingerprint": index.fingerprint}
+    if index.embedder is not None:
+        _own_embedder(index, path, trust)
+        _, about["size"], about["short_side"] = index.embedder
+    return about | {"embedding_dim": index.embeddings.shape[1], "num_rows": len(index)}
 
 
 # ==== What was found, as a table, as JSON and as a page ====
@@ -392,9 +435,10 @@ def results_table(results: Sequence[SearchResult]) -> rich.table.Table:
         for rank, found in enumerate(result.neighbours, 1):
             query = result.query if rank == 1 else ""
             distance = f"{found.distance:.4f}"
-            cells = (query, str(rank), distance, found.label or "", found.id)
+            label = "" if found.label is None else found.label
+            cells = (query, rank, distance, label, found.id)
             # Text, since file names may look like markup.
-            table.add_row(*map(rich.text.Text, cells))
+            table.add_row(*(rich.text.Text(printable(str(cell))) for cell in cells))
         table.add_section()
     return table
 

@@ -2,11 +2,15 @@
 
 import dataclasses
 import os
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from keras_ccp import datasets
 from keras_ccp.app.config import Config, DataConfig
 from keras_ccp.datasets import Dataset
+
+PARTS = ("training", "query", "gallery")
+_SHOWN = 3
 
 
 @dataclasses.dataclass(frozen=True)
@@ -20,17 +24,30 @@ class Splits:
 
 def load_splits(data: DataConfig, root: str | os.PathLike) -> Splits:
     """Images for training and test, ready for their size."""
+    return load_recorded(data, root, {})[0]
+
+
+def load_recorded(
+    data: DataConfig,
+    root: str | os.PathLike,
+    recorded: Mapping[str, Iterable[str]],
+) -> tuple[Splits, tuple[str, ...]]:
+    """The classes that are recorded for each part, if any, and names of the others."""
     root = Path(root)
     try:
         parts = _load(data, root)
     except (FileNotFoundError, ValueError) as error:
         # Not its own type: that of bytes which are not text takes other arguments.
         kind = ValueError if isinstance(error, ValueError) else FileNotFoundError
+        what, _, fix = str(error).partition("\n")
         raise kind(
-            f"`data.name: {data.name}` cannot be loaded from {root.absolute()}. {error}"
-            "\nIf the data are elsewhere, say where by `--data ROOT`"
+            f"`data.name: {data.name}` cannot be loaded from {root.absolute()}. "
+            f"{what}\n{fix}. If the data are elsewhere, say where by `--data ROOT`"
         ) from error
-    if isinstance(parts, Dataset):
+    others: tuple[str, ...] = ()
+    if recorded:
+        parts, others = _as_recorded(parts, recorded, root)
+    elif isinstance(parts, Dataset):
         share, count = data.train_classes, parts.num_classes
         num_training = share if isinstance(share, int) else round(share * count)
         if not 0 < num_training < count:
@@ -39,17 +56,45 @@ def load_splits(data: DataConfig, root: str | os.PathLike) -> Splits:
                 f"Received: {share} of the {count} classes of the data"
             )
         parts = parts.split_classes(data.train_classes, data.split_seed)
-    return Splits(*(_prepare(part, data) for part in parts))
+    return Splits(*(_prepare(part, data) for part in parts)), others
+
+
+def _as_recorded(
+    parts: Dataset | tuple[Dataset, ...],
+    recorded: Mapping[str, Iterable[str]],
+    root: Path,
+) -> tuple[list[Dataset], tuple[str, ...]]:
+    """The recorded classes of each part, and the names of the others."""
+    if isinstance(parts, Dataset):
+        parts = parts, parts
+    known = {name for part in PARTS for name in recorded.get(part, ())}
+    found = dict.fromkeys(name for part in parts for name in part.class_names)
+    others = tuple(name for name in found if name not in known)
+    chosen = []
+    for name, part in zip(PARTS, parts, strict=False):
+        ids = {class_name: i for i, class_name in enumerate(part.class_names)}
+        if missing := [name for name in recorded[name] if name not in ids]:
+            raise ValueError(
+                f"{root.absolute()} must hold the classes of the run. Received: no "
+                f"{shown(missing)}; {shown(others) or 'nothing'} beside the others\n"
+                "Name and place the classes as they were, or begin another run"
+            )
+        chosen.append(part.select_classes([ids[c] for c in recorded[name]]))
+    return chosen, others
 
 
 def _load(data: DataConfig, root: Path) -> Dataset | tuple[Dataset, ...]:
     if data.name == "emoji":
         return datasets.emoji()
     name = {"folder": "image_folder"}.get(data.name, data.name)
-    options = {"check_counts": data.check_counts}
-    if data.name in ("folder", "npz", "table"):
-        options = {}
+    options = {} if data.is_unsplit else {"check_counts": data.check_counts}
     return getattr(datasets, name)(root / (data.file or ""), **options)
+
+
+def shown(names: Sequence[str]) -> str:
+    """The first few of many names, and how many there are."""
+    more = f", ... ({len(names):,})" if len(names) > _SHOWN else ""
+    return ", ".join(names[:_SHOWN]) + more
 
 
 def _prepare(dataset: Dataset, data: DataConfig) -> Dataset:

@@ -4,10 +4,10 @@ import contextlib
 import csv
 import dataclasses
 import io
-import json
 import logging
 import os
 import shutil
+import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -25,19 +25,27 @@ from keras_ccp.app.config import (
     with_values,
 )
 from keras_ccp.app.fold import SUMMARY_FILE, Fold, train_fold
+from keras_ccp.app.record import keep_record, read_record, record
 from keras_ccp.app.run import claimed
-from keras_ccp.app.splits import check_classes, fold_splits, load_splits
+from keras_ccp.app.splits import check_classes, fold_splits, load_recorded
 from keras_ccp.checks import require
 from keras_ccp.distribute import make_strategy
-from keras_ccp.files import write_file
+from keras_ccp.files import read_json, reading, write_file
 
 logger = logging.getLogger(__name__)
 
 BEST_FILE, TABLE_FILE = "best.yaml", "trials.csv"
 PICTURE_FILE, STUDY_FILE = "lambda_proxies.png", "study.db"
 FILES = (BEST_FILE, TABLE_FILE, PICTURE_FILE, STUDY_FILE)
+# What is shortened for the trials, and is not of the best.
+SCHEDULE = (
+    "training.max_evaluations",
+    "training.steps_per_evaluation",
+    "callback.stop_patience",
+)
 _STARTUP_TRIALS = 5  # without pruning: too few to compare with
 _MAX_ERRORS = 2
+_STUDY_REMEDY = "Copy it back, or delete it to search again"
 
 # ==== The search space ====
 
@@ -111,6 +119,7 @@ def tune(
     out: str | os.PathLike,
     trials: int = 20,
     verbose: int | str = "auto",
+    full: Config | None = None,
 ) -> dict[str, Any]:
     """Searches lambda, the proxies of each class and the parameters of the loss.
 
@@ -119,8 +128,12 @@ def tune(
     trial has the configuration's own values, so that the best is never below them.
     Trials whose MAP@R is below the median of the others are stopped early.
 
-    Writes `study.db` (Optuna), and after each trial `best.yaml` (a configuration),
-    `trials.csv` and, where lambda and proxies are both searched, `lambda_proxies.png`.
+    Where the best trial went on after no projection, lambda was no part of its loss and
+    is not among the best values.
+
+    Writes `study.db` (Optuna), `data.json` (the files, which have to stay as they are),
+    and after each trial `best.yaml` (a configuration), `trials.csv` and, where lambda
+    and proxies are both searched, `lambda_proxies.png`.
     Called again it goes on: a study that was interrupted, however often, ends with the
     same finished trials as one that was not. What was interrupted is tried again. So is
     a trial that ended in an error, which `tune` raises; after its second error it is
@@ -135,17 +148,21 @@ def tune(
         trials: int, trials of the study that are finished in the end, pruned ones among
             them and those of earlier calls. Defaults to 20.
         verbose: as for `keras.Model.fit`.
+        full: the experiment with its whole schedule, into which `best.yaml` puts the
+            values. Defaults to `None`: `config`.
 
     Returns:
         dict of `map_at_r`, the best; `own_map_at_r`, that of the configuration's own
-        values; `values`, the best by key; `complete` and `pruned`, numbers of trials.
+        values; `values`, the best by key; `without_effect`, the keys left out of them;
+        `complete`, `pruned` and `projected`, numbers of trials, the last of those that
+        went on after a projection.
 
     Raises:
         ImportError: If Optuna, or matplotlib for the picture, is not installed.
         BlockingIOError: If another process runs the study in `out`.
         OSError: If `out` is no folder, or cannot be made.
-        ValueError: If the study in `out` is of another experiment, a value cannot be
-            searched, or the experiment holds no classes out.
+        ValueError: If the study in `out` is of another experiment, of other data or
+            damaged, a value cannot be searched, or the experiment holds no classes out.
     """
     if config.data.split == "conventional":
         raise ValueError(
@@ -157,15 +174,18 @@ def tune(
         require("matplotlib", "plots")
     strategy = make_strategy(**config.distribution)
     with claimed(out):
-        training = load_splits(config.data, root).training
-        check_classes(config, training)
-        splits = fold_splits(config.data, training)[0]
-        fold = Fold(*splits, out / "running", config.seed)
+        then = read_record(out) if (out / STUDY_FILE).exists() else {}
+        splits, others = load_recorded(config.data, root, then)
+        check_classes(config, splits.training)
+        now = record(config, splits, others, root)
+        parts = fold_splits(config.data, splits.training)[0]
+        fold = Fold(*parts, out / "running", config.seed)
         with _opened(config, out) as study:
+            keep_record(out, then, now, "Put them back, or choose another --out")
             _queue(study, space)
             while True:
                 if _in(study, "COMPLETE"):
-                    _write_results(study, config, space, out)
+                    _write_results(study, full or config, space, out)
                 done = len(_in(study, "COMPLETE", "PRUNED"))
                 if done >= trials:
                     return _summary(study, space)
@@ -184,18 +204,21 @@ def tune(
 def _opened(config: Config, out: Path) -> Iterator[Any]:
     """The `optuna.Study` in a folder, made where there is none."""
     optuna = require("optuna", "tune")
-    storage = optuna.storages.RDBStorage(f"sqlite:///{out.absolute() / STUDY_FILE}")
+    _check_study(path := out.absolute() / STUDY_FILE)
+    storage = optuna.storages.RDBStorage(f"sqlite:///{path}")
     # Not before a problem can have ended: until then lambda has no part.
     pruner = optuna.pruners.MedianPruner(_STARTUP_TRIALS, config.callback.patience)
     try:
-        study = optuna.create_study(
-            storage=storage,
-            study_name="keras-ccp",
-            direction="maximize",
-            pruner=pruner,
-            load_if_exists=True,
-        )
-        then = study.user_attrs.get("config")
+        with reading(f"{path} must be an undamaged study", _STUDY_REMEDY):
+            study = optuna.create_study(
+                storage=storage,
+                study_name="keras-ccp",
+                direction="maximize",
+                pruner=pruner,
+                load_if_exists=True,
+            )
+            then = study.user_attrs.get("config")
+            [_values(trial) for trial in study.trials]
         if then is None:
             study.set_user_attr("config", config.model_dump(mode="json"))
         elif changed := changed_values(check_config(then), config, "in the study"):
@@ -206,6 +229,21 @@ def _opened(config: Config, out: Path) -> Iterator[Any]:
         yield study
     finally:
         storage.engine.dispose()
+
+
+def _check_study(path: Path) -> None:
+    """Refuses a database that is damaged, or was emptied, which would begin again."""
+    if not path.exists():
+        return
+    with reading(f"{path} must be an undamaged study", _STUDY_REMEDY):
+        database = sqlite3.connect(path)
+        try:
+            tables = database.execute("SELECT count(*) FROM sqlite_master").fetchone()
+            found = database.execute("PRAGMA integrity_check").fetchone()
+        finally:
+            database.close()
+        if found != ("ok",) or tables == (0,):
+            raise ValueError(f"{found[0]}, {tables[0]} tables")
 
 
 def _in(study: Any, *names: str) -> list[Any]:
@@ -278,6 +316,8 @@ class _Reports(keras.callbacks.Callback):
         map_at_r = (logs or {}).get("val_map_at_r")
         if map_at_r is None:  # weights are no longer finite: the training ends
             return
+        # Those that steps of this epoch followed.
+        self._trial.set_user_attr("projections", int((logs or {}).get("projection", 0)))
         if epoch not in self._reported:
             self._trial.report(map_at_r, epoch)
         if self._trial.should_prune():
@@ -298,6 +338,8 @@ def _run(
     for other in study.trials:
         if _first(other) == _first(trial):
             reported.update(other.intermediate_values)
+            if "projections" in other.user_attrs:
+                trial.set_user_attr("projections", other.user_attrs["projections"])
     for step, map_at_r in reported.items():
         trial.report(map_at_r, step)
     # A retry takes over the folder, and so the backup, of what was interrupted.
@@ -309,7 +351,7 @@ def _run(
     if trial.should_prune():
         study.tell(trial, state=_state("PRUNED"))
     else:
-        summary = json.loads((directory / SUMMARY_FILE).read_text())
+        summary = read_json(directory / SUMMARY_FILE, "validation")
         study.tell(trial, summary["validation"]["map_at_r"])
     ended = study.trials[trial.number]
     text, evaluations = "%s after %d evaluations: MAP@R %.4f", ended.intermediate_values
@@ -329,15 +371,33 @@ def _reached(trial: Any) -> float:
     return max([*trial.intermediate_values.values(), *(trial.values or ())])
 
 
+def _projections(trial: Any) -> int:
+    return trial.user_attrs.get("projections", 0)
+
+
+def _best_values(study: Any) -> dict[str, Any]:
+    """Without lambda where it was no part of the loss."""
+    best = study.best_trial
+    return {
+        key: value
+        for key, value in best.params.items()
+        if key != PROXIMAL_WEIGHT or _projections(best)
+    }
+
+
 def _summary(study: Any, space: dict[str, Parameter]) -> dict[str, Any]:
     own = {key: parameter.own for key, parameter in space.items()}
     complete = _in(study, "COMPLETE")
     return {
         "map_at_r": study.best_value,
         "own_map_at_r": next(t.value for t in complete if t.params == own),
-        "values": study.best_params,
+        "values": _best_values(study),
+        "without_effect": [*study.best_params.keys() - _best_values(study).keys()],
         "complete": len(complete),
         "pruned": len(_in(study, "PRUNED")),
+        "projected": sum(
+            map(bool, map(_projections, _in(study, "COMPLETE", "PRUNED")))
+        ),
     }
 
 
@@ -349,7 +409,9 @@ def _write_results(
         f"# Trial {best.number} of a study with {len(study.trials)}: MAP@R "
         f"{best.value:.4f} on the validation classes of fold 0.\n"
     )
-    values = with_values(config, best.params)
+    if PROXIMAL_WEIGHT in best.params and not _projections(best):
+        comment += "# It made no projection, so that lambda had no effect: not set.\n"
+    values = with_values(config, _best_values(study))
     write_file(out / BEST_FILE, comment + dump_config(values))
     write_file(out / TABLE_FILE, _table(study, space))
     if PROXIMAL_WEIGHT in space and PER_CLASS in space:
@@ -359,7 +421,9 @@ def _write_results(
 def _table(study: Any, space: dict[str, Parameter]) -> str:
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["trial", "state", "map_at_r", "evaluations", "seconds", *space])
+    writer.writerow(
+        ["trial", "state", "map_at_r", "evaluations", "projections", "seconds", *space]
+    )
     for trial in study.trials:
         evaluations = len(trial.intermediate_values)
         has_value = evaluations or trial.values
@@ -370,6 +434,7 @@ def _table(study: Any, space: dict[str, Parameter]) -> str:
                 trial.state.name.lower(),
                 f"{_reached(trial):.6f}" if has_value else "",
                 evaluations,
+                _projections(trial),
                 seconds,  # empty for None
                 *(trial.params.get(key, "") for key in space),
             ]
@@ -378,10 +443,10 @@ def _table(study: Any, space: dict[str, Parameter]) -> str:
 
 
 def _picture(study: Any, space: dict[str, Parameter]) -> bytes:
-    from keras_ccp.monitor import figures as plots  # needs matplotlib
+    from keras_ccp.monitor.figures import search_figure  # needs matplotlib
 
     drawn = _in(study, "COMPLETE", "PRUNED")
-    figure = plots.search_figure(
+    figure = search_figure(
         [trial.params[PROXIMAL_WEIGHT] for trial in drawn],
         [trial.params[PER_CLASS] for trial in drawn],
         [_reached(trial) for trial in drawn],

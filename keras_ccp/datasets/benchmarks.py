@@ -16,7 +16,8 @@ import scipy.io
 
 from keras_ccp.datasets.archive import download_folder
 from keras_ccp.datasets.dataset import Dataset
-from keras_ccp.datasets.readers import find_files, reading
+from keras_ccp.datasets.readers import find_files
+from keras_ccp.files import reading
 
 _CUB = "https://data.caltech.edu/records/65de6-vp158/files/CUB_200_2011.tgz"
 _CUB_SHA256 = "0c685df5597a8b24909f6a7c9db6d11e008733779a671760afef78feb49bf081"

@@ -1,10 +1,9 @@
 """Folders, tables and .npz files of images, and whether the images can be read."""
 
-import contextlib
 import csv
 import logging
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,6 +13,8 @@ import tensorflow as tf
 
 from keras_ccp.checks import require
 from keras_ccp.datasets.dataset import Dataset
+from keras_ccp.files import reading
+from keras_ccp.images import UNREADABLE, decode_image, failure, read_file
 
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp")
 _UNREADABLE = (
@@ -274,19 +275,6 @@ def _cut(data: np.ndarray, offsets: np.ndarray) -> list[bytes]:
     return [bytes(view[a:b]) for a, b in zip(ends[1:-2], ends[2:-1], strict=True)]
 
 
-@contextlib.contextmanager
-def reading(what: str, remedy: str) -> Iterator[None]:
-    """Says which file or archive cannot be read, and the remedy."""
-    try:
-        yield
-    except ImportError:
-        raise
-    except Exception as error:  # a damaged file makes its reader raise anything
-        kind = FileNotFoundError if isinstance(error, FileNotFoundError) else ValueError
-        received = f"{type(error).__name__}: {error}".split("\n")[0]
-        raise kind(f"{what}. Received: {received}\n{remedy}") from error
-
-
 def find_files(paths: Sequence[str]) -> None:
     """Raises FileNotFoundError if some are no regular files.
 
@@ -367,16 +355,16 @@ def verify(dataset: Dataset, on_error: str = "raise") -> Dataset:
 def decoding_error(image: str | bytes) -> str | None:
     """Why an image, a path or the bytes of a file, cannot be decoded, or None."""
     try:
-        contents = Path(image).read_bytes() if isinstance(image, str) else image
         with tf.device("CPU:0"):
-            tf.io.decode_image(contents, channels=3, expand_animations=False)
-    except OSError as error:
-        return error.strerror or type(error).__name__
-    except tf.errors.OpError as error:
-        # What TensorFlow says of the image, without the name of the operation.
-        message = error.message.split("}} ", 1)[-1].split(" [Op:", 1)[0]
-        return message.split("\n", 1)[0].strip()
+            _decode(read_file(image) if isinstance(image, str) else image)
+    except UNREADABLE as error:
+        return failure(error)
     return None
+
+
+_decode = tf.function(
+    decode_image, input_signature=[tf.TensorSpec((), tf.string)], autograph=False
+)
 
 
 def _shown(items: Sequence[str]) -> str:

@@ -2,6 +2,7 @@
 
 from keras_ccp.index.digests import fingerprint
 from keras_ccp.index.retrieval_index import (
+    KeptEmbedder,
     RetrievalIndex,
     check_backend,
     check_index_folder,
@@ -9,6 +10,7 @@ from keras_ccp.index.retrieval_index import (
 )
 
 __all__ = [
+    "KeptEmbedder",
     "RetrievalIndex",
     "check_backend",
     "check_index_folder",

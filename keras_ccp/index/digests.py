@@ -8,6 +8,7 @@ from typing import Any
 
 import keras
 import numpy as np
+import tensorflow as tf
 
 from keras_ccp.files import write_file
 
@@ -33,7 +34,8 @@ def fingerprint(model: Any) -> str:
     structure = list((_layers if is_keras else _operations)(model))
     text = json.dumps(structure, sort_keys=True, default=str)
     hashed = hashlib.sha256(text.encode())
-    for variable in model.variables:
+    # Not the seeds of layers of augmentation, which change with use.
+    for variable in model.weights if is_keras else _variables(model):
         value = np.asarray(variable.numpy())
         hashed.update(f"{value.dtype} {value.shape}".encode())
         hashed.update(np.ascontiguousarray(value).tobytes())
@@ -49,6 +51,12 @@ def _layers(model: keras.Layer) -> Iterator[list]:
             # Names are counted up by Keras and differ from process to process.
             config = {k: v for k, v in layer.get_config().items() if k != "name"}
             yield [type(layer).__name__, config]
+
+
+def _variables(model: Any) -> Iterator[tf.Variable]:
+    """Variables of the signatures; only some SavedModels list all of theirs."""
+    for name in sorted(model.signatures):
+        yield from model.signatures[name].variables
 
 
 def _operations(model: Any) -> Iterator[list]:
@@ -78,7 +86,7 @@ def read_manifest(path: Path) -> dict[str, Any]:
         written = json.loads(path.read_text("utf-8"))
         if digest(written["json"].encode()) == written["sha256"]:
             return json.loads(written["json"])
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         pass
     refuse_damaged(path.parent, [f"{path.name} is changed"])
 

@@ -1,11 +1,13 @@
 """A set of embeddings that is searched, extended, written and read."""
 
+import contextlib
 import functools
 import io
 import os
+import zipfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -22,8 +24,23 @@ from keras_ccp.retrieval.exact_search import ExactSearch, check_k
 
 # Its rename decides: it names the files that belong to the index.
 _MANIFEST = "index.json"
-_ROWS = "rows-*.npz"
-_FORMAT = 2
+# The others, by their checksums, and what a process that died has left of them.
+_FILES = ("rows-*.npz", "embedder-*.keras", "embedder-*.zip", "partial_*")
+_FORMAT = 3
+
+
+class KeptEmbedder(NamedTuple):
+    """The embedder that is kept with an index, and how it wants its images.
+
+    Args:
+        file: a `.keras` file, or a zip archive of a SavedModel.
+        size: int, side of the images in pixels.
+        short_side: int, as for `keras_ccp.serving.export_serving`.
+    """
+
+    file: Path
+    size: int
+    short_side: int
 
 
 class RetrievalIndex:
@@ -41,6 +58,7 @@ class RetrievalIndex:
         fingerprint: str, of the embedder that made the embeddings, or `None`.
         metadata: dict, kept with the index.
         recall: dict of `k`, `num_queries` and `recall`, as last measured, or `None`.
+        embedder: `KeptEmbedder`, by which `keras-ccp search` embeds, or `None`.
 
     Example:
 
@@ -61,7 +79,8 @@ class RetrievalIndex:
         recall: dict[str, Any] | None = None,
     ):
         self.fingerprint = fingerprint
-        self.metadata = metadata
+        self.metadata = dict(metadata)
+        self.embedder: KeptEmbedder | None = None
         # What was asked for is kept: another machine may have ScaNN.
         self._wanted = backend
         self._scann = load_scann() if backend == "scann" else None
@@ -275,7 +294,8 @@ class RetrievalIndex:
     def save(self, path: str | os.PathLike) -> None:
         """Writes the index: all of it, or none if the process dies.
 
-        An index that is in the folder is replaced once the new one is on the disk.
+        An index that is in the folder is replaced once the new one is on the disk; if
+        the new one has no embedder, it takes over that of the same fingerprint.
         ScaNN's own structures are not written; `load` builds them again.
 
         Args:
@@ -288,25 +308,35 @@ class RetrievalIndex:
         """
         path = Path(path)
         check_index_folder("path", path)
+        if self.embedder is None and self.fingerprint and has_index(path):
+            with contextlib.suppress(ValueError):  # it is damaged: nothing to keep
+                old = read_manifest(path / _MANIFEST)
+                if old["fingerprint"] == self.fingerprint:
+                    self.embedder = _read_embedder(path, old)
         arrays = {"embeddings": self.embeddings, "ids": self.ids, "labels": self.labels}
         buffer = io.BytesIO()
         np.savez(buffer, **{k: v for k, v in arrays.items() if v is not None})
-        content = buffer.getvalue()
-        checksum = digest(content)
-        rows = path / _ROWS.replace("*", checksum[:16])
         manifest = {
             "format": _FORMAT,
-            "rows": {"name": rows.name, "sha256": checksum},
+            "rows": _write_part(path, _FILES[0], buffer.getvalue()),
+            "embedder": None,
             "backend": self._wanted,
             "fingerprint": self.fingerprint,
             "metadata": self.metadata,
             "tuning": self._searcher and self._searcher.tuning,
             "recall": self.recall,
         }
-        write_file(rows, content)
+        kept = {_MANIFEST, manifest["rows"]["name"]}
+        if self.embedder is not None:
+            file, size, short_side = self.embedder
+            part = _write_part(path, f"embedder-*{file.suffix}", file.read_bytes())
+            manifest["embedder"] = {**part, "size": size, "short_side": short_side}
+            kept.add(part["name"])
+            self.embedder = KeptEmbedder(path / part["name"], size, short_side)
         write_manifest(path / _MANIFEST, manifest)
-        for old in {*path.glob(_ROWS), *path.glob(f"partial_{_ROWS}")} - {rows}:
-            old.unlink()
+        for old in {old for name in _FILES for old in path.glob(name)}:
+            if old.name not in kept:
+                old.unlink()
 
     @classmethod
     def load(cls, path: str | os.PathLike) -> "RetrievalIndex":
@@ -326,16 +356,40 @@ class RetrievalIndex:
                 "`keras-ccp index` and `RetrievalIndex.save` make one"
             )
         kept = read_manifest(path / _MANIFEST)
-        if kept.get("format") != _FORMAT:
-            refuse_damaged(path, [f"the format is {kept.get('format')!r}"])
-        rows = path / Path(kept["rows"]["name"]).name
-        content = rows.read_bytes() if rows.is_file() else b""
-        if digest(content) != kept["rows"]["sha256"]:
-            refuse_damaged(path, [f"{rows.name} is changed or missing"])
-        with np.load(io.BytesIO(content), allow_pickle=False) as arrays:
-            columns = [arrays.get(name) for name in ("embeddings", "ids", "labels")]
         names = "backend", "fingerprint", "metadata", "tuning", "recall"
-        return cls(*columns, **{name: kept[name] for name in names})
+        try:
+            if kept.get("format") != _FORMAT:
+                refuse_damaged(path, [f"the format is {kept.get('format')!r}"])
+            content = _read_part(path, kept["rows"]).read_bytes()
+            with np.load(io.BytesIO(content), allow_pickle=False) as arrays:
+                columns = [arrays.get(name) for name in ("embeddings", "ids", "labels")]
+            index = cls(*columns, **{name: kept[name] for name in names})
+            index.embedder = _read_embedder(path, kept)
+        except (KeyError, TypeError, AttributeError, zipfile.BadZipFile) as error:
+            refuse_damaged(path, [f"what it holds is not that of an index: {error!r}"])
+        return index
+
+
+def _write_part(path: Path, pattern: str, content: bytes) -> dict[str, str]:
+    """Writes a file that is named by its checksum: name and checksum."""
+    checksum = digest(content)
+    name = pattern.replace("*", checksum[:16])
+    write_file(path / name, content)
+    return {"name": name, "sha256": checksum}
+
+
+def _read_part(path: Path, part: dict[str, Any]) -> Path:
+    """The file of an index, if it has its checksum."""
+    file = path / Path(part["name"]).name
+    if not file.is_file() or digest(file.read_bytes()) != part["sha256"]:
+        refuse_damaged(path, [f"{file.name} is changed or missing"])
+    return file
+
+
+def _read_embedder(path: Path, manifest: dict[str, Any]) -> KeptEmbedder | None:
+    part = manifest.get("embedder")
+    if part is not None:
+        return KeptEmbedder(_read_part(path, part), part["size"], part["short_side"])
 
 
 def has_index(path: str | os.PathLike) -> bool:
@@ -358,7 +412,7 @@ def check_index_folder(name: str, path: str | os.PathLike) -> None:
     if has_index(path) or not path.exists():
         return
     # What a process that died has left is no reason.
-    left = {*path.glob(_ROWS), *path.glob("partial_*")}
+    left = {file for name in _FILES for file in path.glob(name)}
     others = sorted({*path.iterdir()} - left) if path.is_dir() else [path]
     if others:
         raise ValueError(

@@ -11,11 +11,12 @@ import numpy as np
 
 from keras_ccp import retrieval
 from keras_ccp.callback import BestWeights, CCPCallback, at_best, draw_pool
-from keras_ccp.files import write_file
+from keras_ccp.files import reading, write_file
 from keras_ccp.pipeline import EvaluationData
 
 FILE = "projections.jsonl"
 ARRAYS = "projections"
+_KEYS = ("projection", "epoch", "val_map_at_r", "is_last", "before", "after")
 
 # ==== The numbers ====
 
@@ -269,12 +270,12 @@ def read_lines(directory: str | os.PathLike) -> list[dict[str, Any]]:
     path = Path(directory) / FILE
     if not path.exists():
         return []
-    try:
-        return [json.loads(line) for line in path.read_text("utf-8").splitlines()]
-    except ValueError as error:
-        raise ValueError(
-            f"{path} is damaged. Received: {error}\nDelete it, or take it from a backup"
-        ) from error
+    remedy = "Delete it, or take it from a backup"
+    with reading(f"{path} must hold an undamaged projection in each line", remedy):
+        lines = [json.loads(line) for line in path.read_text("utf-8").splitlines()]
+        for line in lines:
+            {key: line[key] for key in _KEYS}
+        return lines
 
 
 def load_projections(directory: str | os.PathLike) -> list[Projection]:

@@ -1,8 +1,6 @@
 """Training and evaluation batches as tf.data, and embeddings."""
 
-from keras_ccp.pipeline.batches import balanced_batches, balanced_indices
-from keras_ccp.pipeline.evaluation import EvaluationData, embed
-from keras_ccp.pipeline.images import (
+from keras_ccp.images import (
     conventional_augmentation,
     decode_center_crop,
     decode_image,
@@ -10,6 +8,8 @@ from keras_ccp.pipeline.images import (
     orientation,
     small_image_augmentation,
 )
+from keras_ccp.pipeline.batches import balanced_batches, balanced_indices
+from keras_ccp.pipeline.evaluation import EvaluationData, embed
 
 __all__ = [
     "EvaluationData",

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from keras_ccp.checks import as_labels, check_int
 from keras_ccp.datasets import Dataset
-from keras_ccp.pipeline.images import Augmentation, decode_center_crop
+from keras_ccp.images import Augmentation, check_files, decode_center_crop
 
 IN_ORDER = {"num_parallel_calls": tf.data.AUTOTUNE, "deterministic": True}
 
@@ -114,11 +114,11 @@ def _decoded(
     size: int,
     seed: int,
 ) -> tf.data.Dataset:
-    files, read = encoded_files(dataset.images)
+    files, read, check = encoded_files(dataset.images)
 
     def load(step: tf.Tensor, rows: tf.Tensor) -> tuple[tf.Tensor, ...]:
         numbers = step * size + tf.range(size, dtype=tf.int64)
-        return gather(files, rows), numbers, gather(dataset.labels, rows)
+        return gather(files, rows, check), numbers, gather(dataset.labels, rows)
 
     def decode(
         file: tf.Tensor, number: tf.Tensor, label: tf.Tensor
@@ -135,14 +135,19 @@ def _decoded(
 
 def encoded_files(
     images: Sequence[str | bytes],
-) -> tuple[np.ndarray, Callable[[tf.Tensor], tf.Tensor]]:
-    """Paths or encoded images as bytes (n,), and what makes the content of one."""
+) -> tuple[np.ndarray, Callable, Callable | None]:
+    """Paths or encoded images as bytes (n,), what makes the content of one, and what
+    looks at some of them before."""
     files = np.empty(len(images), object)
     files[:] = [os.fsencode(image) for image in images]
-    return files, tf.io.read_file if isinstance(images[0], str) else tf.identity
+    if isinstance(images[0], str):
+        return files, tf.io.read_file, check_files
+    return files, tf.identity, None
 
 
-def gather(values: np.ndarray, rows: tf.Tensor) -> tf.Tensor:
+def gather(
+    values: np.ndarray, rows: tf.Tensor, check: Callable | None = None
+) -> tf.Tensor:
     """Takes rows of an array, or of an object array of bytes, inside a graph.
 
     The array stays where it is: a constant would be copied into the graph, and could
@@ -153,9 +158,13 @@ def gather(values: np.ndarray, rows: tf.Tensor) -> tf.Tensor:
         # TensorFlow takes the bytes of an array as they are, whatever their order.
         dtype = values.dtype.newbyteorder("=")
         values = values.astype(dtype, copy=False)
-    taken = tf.numpy_function(
-        lambda index: values[index], [rows], dtype, stateful=False
-    )
+
+    def take(index: np.ndarray) -> np.ndarray:
+        if check is not None:
+            check(values[index])
+        return values[index]
+
+    taken = tf.numpy_function(take, [rows], dtype, stateful=False)
     taken.set_shape([*rows.shape, *values.shape[1:]])
     return taken
 

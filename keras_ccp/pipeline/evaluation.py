@@ -12,8 +12,8 @@ import tensorflow as tf
 
 from keras_ccp.checks import as_labels, check_finite
 from keras_ccp.datasets import Dataset, verify
+from keras_ccp.images import decode_center_crop
 from keras_ccp.pipeline.batches import IN_ORDER, encoded_files, gather
-from keras_ccp.pipeline.images import decode_center_crop
 
 
 class EvaluationData:
@@ -65,7 +65,7 @@ class EvaluationData:
         self.image_shape = self._images.shape[1:]
         if isinstance(data, Dataset) and data.is_encoded:
             self._encoded, self.image_shape = data, (data.size, data.size, 3)
-            self._files, read = encoded_files(data.images)
+            self._files, read, self._check = encoded_files(data.images)
             # Traced once: for each `batches` it would take a good part of a second.
             self._prepare = tf.function(
                 lambda file: decode_center_crop(read(file), data.size, data.short_side),
@@ -148,7 +148,9 @@ class EvaluationData:
 
     @tf.autograph.experimental.do_not_convert
     def _load(self, rows: tf.Tensor) -> tf.Tensor:
-        return gather(self._images if self._encoded is None else self._files, rows)
+        if self._encoded is None:
+            return gather(self._images, rows)
+        return gather(self._files, rows, self._check)
 
     def _streamed(self, rows: np.ndarray | None) -> tf.data.Dataset:
         """The images of some rows, in batches as they fall, none of them empty."""

@@ -8,9 +8,9 @@ import numpy as np
 import tensorflow as tf
 
 from keras_ccp.app.doctor.findings import Finding, error, note, warning
-from keras_ccp.app.images import look_at, read_file, relative
+from keras_ccp.app.images import look_at, relative
 from keras_ccp.datasets import Dataset
-from keras_ccp.pipeline import decode_image, orientation
+from keras_ccp.images import decode_image, orientation, read_file
 
 # One column more than rows: dHash compares neighbours in a row.
 _THUMBNAIL = (8, 9)

@@ -1,16 +1,14 @@
 """What a run wrote down about the training of its models."""
 
 import csv
-import json
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from keras_ccp.app.fold import SUMMARY_FILE
+from keras_ccp.app.fold import LOG_FILE, SUMMARY_FILE
+from keras_ccp.files import read_json
 from keras_ccp.monitor.projection_log import read_lines
-
-LOG_FILE = "log.csv"
 
 
 class History(NamedTuple):
@@ -76,7 +74,7 @@ def read_histories(run: Path) -> list[History]:
     """Reads the logs of the finished models of a run, in the order of their scores."""
     histories = []
     for path in sorted(run.glob(f"repeat*/fold*/{SUMMARY_FILE}")):
-        directory, summary = path.parent, json.loads(path.read_text("utf-8"))
+        directory, summary = path.parent, read_json(path, "num_projections")
         log, lines = _read_log(directory / LOG_FILE), read_lines(directory)
         histories.append(History(directory, summary, *log, lines))
     return histories

@@ -1,6 +1,5 @@
 """`write_report`: evaluates a run once more and writes the page."""
 
-import json
 import logging
 import os
 from collections.abc import Iterable
@@ -8,7 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from keras_ccp import retrieval
-from keras_ccp.app.config import dump_config, published_row
+from keras_ccp.app.config import Config, dump_config, published_row
 from keras_ccp.app.images import relative
 from keras_ccp.app.page import render, thumbnail
 from keras_ccp.app.report import charts, scores
@@ -16,14 +15,15 @@ from keras_ccp.app.report.distances import distance_histogram
 from keras_ccp.app.report.history import History, read_histories
 from keras_ccp.app.run import (
     METRICS_FILE,
-    RUN_FILE,
-    evaluate_run,
     join_embedders,
     load_run_config,
+    load_run_splits,
+    read_about,
+    score_run,
     unfinished,
 )
-from keras_ccp.app.splits import Splits, load_splits
-from keras_ccp.files import write_file
+from keras_ccp.app.splits import Splits
+from keras_ccp.files import read_json, write_file
 from keras_ccp.pipeline import EvaluationData, embed
 
 _SHOWN = 5
@@ -42,19 +42,19 @@ class Picture(NamedTuple):
 
 def write_report(
     run: str | os.PathLike,
-    root: str | os.PathLike,
+    root: str | os.PathLike | None = None,
     out: str | os.PathLike | None = None,
 ) -> Path:
     """Writes what a run has learned as one HTML file that needs nothing else.
 
-    Scores are those of `metrics.json`, made where they are missing of the models that
-    are finished; if some are not, the page and a logged warning say so. Pictures,
-    classes and distances are of the test images, embedded by all models of the first
-    repetition side by side.
+    Scores are those of `metrics.json`; where it is missing, of the models that are
+    finished. If some are not, or the data changed since, the page and a logged warning
+    say so. Pictures, classes and distances are of the run's test classes, embedded by
+    all models of the first repetition side by side.
 
     Args:
         run: folder of the run.
-        root: folder of the data.
+        root: folder of the data. Defaults to `None`: that of the training.
         out: HTML file. Defaults to `None`: `report.html` in the run's folder.
 
     Returns:
@@ -66,17 +66,16 @@ def write_report(
     run = Path(run)
     out = run / "report.html" if out is None else Path(out)
     config = load_run_config(run)
+    splits, root, changed = load_run_splits(run, config, root)
     histories = read_histories(run)
-    metrics = _metrics(run, root, histories)
-    if warning := unfinished(run, config):
-        _log.warning("%s: %s", run, warning)
-    splits = load_splits(config.data, root)
+    metrics = _metrics(run, config, splits, histories)
+    if missing := unfinished(run, config):
+        _log.warning("%s: %s", run, missing)
     first = [h.directory for h in histories if h.repeat == histories[0].repeat]
     data = Path(config.data.file).stem if config.data.file else config.data.name
-    record = run / RUN_FILE
     page = render(
         "app/report/report.html.j2",
-        unfinished=warning,
+        unfinished=". ".join(filter(None, (missing, changed))),
         title=f"{config.method} on {data}",
         num_classes=splits.query.num_classes,
         num_images=len(splits.query) + len(splits.gallery or ()),
@@ -85,21 +84,24 @@ def write_report(
         histories=histories,
         charts=charts,
         config=dump_config(config),
-        versions=json.loads(record.read_text("utf-8"))["versions"],
+        versions=read_about(run).get("versions", {}),
         num_joined=len(first),
-        **_results(splits, join_embedders(first), Path(root)),
+        **_results(splits, join_embedders(first), root),
     )
     write_file(out, page)
     return out
 
 
-def _metrics(run: Path, root: str | os.PathLike, histories: list[History]) -> dict:
+def _metrics(
+    run: Path, config: Config, splits: Splits, histories: list[History]
+) -> dict:
     path = run / METRICS_FILE
     if path.exists():
-        metrics = json.loads(path.read_text("utf-8"))
+        keys = "dataset", "method", "separated", "concatenated", "models"
+        metrics = read_json(path, *keys)
         if len(metrics["models"]) == len(histories):
             return metrics
-    return evaluate_run(run, root)
+    return score_run(config, splits, run)
 
 
 def _results(splits: Splits, embedder: Any, root: Path) -> dict[str, Any]:

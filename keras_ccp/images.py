@@ -1,9 +1,12 @@
-"""Image files as RGB pixels: decoded, upright, cropped, augmented."""
+"""Image files as RGB pixels: read, decoded, upright, cropped, augmented."""
 
+import contextlib
 import functools
 import io
 import math
-from collections.abc import Callable
+import os
+import stat
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import PIL.Image
@@ -19,6 +22,12 @@ _ATTEMPTS = 10
 _ASPECT_RATIO = 4 / 3
 # Its EXIF is a camera's first segment or close behind.
 _HEAD = 2**18
+# Beyond them a file is refused: what Pillow takes for a bomb, and what no camera makes.
+MAX_PIXELS = 89_478_485
+MAX_BYTES = 200_000_000
+_TOO_LARGE = f"an image must have 1 to {MAX_PIXELS:,} pixels"
+# Converted at a time, so that a large image takes little more than its RGB pixels.
+_STRIP = 2**20
 # Beside JPEG. Others that Pillow knows run programs or have no one picture.
 _FORMATS = ("PNG", "GIF", "BMP", "WEBP")
 # TensorFlow says of a broken JPEG only at which operation it met it.
@@ -28,11 +37,68 @@ _HINT = "broken_image__keras_ccp.datasets.verify_names_it"
 _as_it_is = tf.autograph.experimental.do_not_convert
 
 
-# ==== From bytes to pixels ====
+# ==== From files to bytes ====
 
 
 class BrokenImage(tf.errors.InvalidArgumentError, ValueError):
-    """An image that Pillow cannot read: TensorFlow's error of a broken JPEG."""
+    """An image that cannot be read: TensorFlow's error of a broken JPEG."""
+
+    def __init__(self, reason: str) -> None:
+        remedy = "Replace the file; keras_ccp.datasets.verify names all such files"
+        super().__init__(None, None, f"{reason}\n{remedy}")
+
+
+# What reading and decoding raise of a file, with a path that is none among it.
+UNREADABLE = (OSError, tf.errors.OpError, ValueError)
+
+
+def failure(error: Exception) -> str:
+    """An error of a file in one line, without the names of files and operations."""
+    if isinstance(error, OSError):
+        return error.strerror or type(error).__name__
+    message = str(getattr(error, "message", error))
+    if "BrokenImage: " in message:
+        message = message.split("BrokenImage: ", 1)[1]
+    elif message.startswith("Graph execution error"):  # where it was traced, then what
+        message = message.split("\n\t [[", 1)[0].rsplit("\n\n", 1)[-1]
+    for before in ("}} ", "assertion failed: "):
+        message = message.split(before, 1)[-1]
+    message = message.split(" [Op:", 1)[0].split("\n", 1)[0]
+    return message.strip() or type(error).__name__
+
+
+def read_file(path: str | os.PathLike, root: str | os.PathLike | None = None) -> bytes:
+    """Opens an image file; with `root` only one below it, where links lead counts."""
+    path = os.path.expanduser(path)
+    if root is not None:
+        real, base = os.path.realpath(path), os.path.realpath(root)
+        if os.path.commonpath([real, base]) != base:
+            raise BrokenImage(f"outside of {base}")
+    if why := refusal(path):
+        raise BrokenImage(why)
+    with open(path, "rb") as file:
+        return file.read()
+
+
+def refusal(path: str | bytes) -> str | None:
+    """Why a file is not opened: a pipe would wait, a device never end."""
+    status = os.stat(path)
+    if not stat.S_ISREG(status.st_mode):
+        return "a folder, pipe or device, not a file"
+    if status.st_size > MAX_BYTES:
+        return f"{status.st_size:,} bytes, of {MAX_BYTES:,} at most"
+    return None
+
+
+def check_files(paths: Sequence[bytes]) -> None:
+    """Names a file that must not be opened; TensorFlow names those it cannot open."""
+    for path in paths:
+        with contextlib.suppress(OSError):
+            if why := refusal(path):
+                raise BrokenImage(f"{os.fsdecode(path)}: {why}")
+
+
+# ==== From bytes to pixels ====
 
 
 @_as_it_is
@@ -55,12 +121,13 @@ def decode_image(encoded: tf.Tensor, portable: bool = False) -> tf.Tensor:
         `(height, width, 3)` uint8 image.
 
     Raises:
-        tf.errors.InvalidArgumentError: If the file is truncated or no image.
+        tf.errors.InvalidArgumentError: If the file is truncated, no image, or one of
+            more than 89,478,485 pixels.
     """
     encoded = tf.convert_to_tensor(encoded)
 
     def of_jpeg() -> tf.Tensor:
-        with tf.name_scope(_HINT):
+        with tf.name_scope(_HINT), tf.control_dependencies([_jpeg_shape(encoded)]):
             # As other libraries do by default. TensorFlow's faster default is up to 7
             # of 255 away, which does not matter where crops are random.
             image = tf.io.decode_jpeg(
@@ -96,7 +163,7 @@ def decode_center_crop(
         tf.errors.InvalidArgumentError: If the file is truncated or no image.
     """
     image = decode_image(encoded, portable)
-    shape = tf.shape(image)[:2]
+    shape = tf.shape(image, tf.int64)[:2]  # of a long image times 256
     resized = short_side * shape // tf.reduce_min(shape)
     # Rounds halves to even numbers, as Python does.
     corner = tf.round(tf.cast(resized - size, tf.float32) / 2)
@@ -125,7 +192,7 @@ def decode_crop(
 
     def of_jpeg() -> tf.Tensor:
         with tf.name_scope(_HINT):
-            shape = tf.io.extract_jpeg_shape(encoded)[:2]
+            shape = _jpeg_shape(encoded)
             enough = short_side * tf.constant((2, 4, 8))
             is_enough = tf.reduce_min(shape) >= enough
             power = tf.math.count_nonzero(is_enough, dtype=tf.int32)
@@ -150,6 +217,17 @@ def decode_crop(
     return tf.ensure_shape(crop, (None, None, 3))
 
 
+@tf.function(input_signature=[tf.TensorSpec((), tf.string)], autograph=False)
+def _jpeg_shape(encoded: tf.Tensor) -> tf.Tensor:
+    """Height and width (2,) of a JPEG that is not too large."""
+    with tf.name_scope(_HINT):
+        shape = tf.io.extract_jpeg_shape(encoded)[:2]
+        size = tf.reduce_prod(tf.cast(shape, tf.int64))
+        is_small = tf.debugging.Assert(size <= MAX_PIXELS, [_TOO_LARGE, size])
+    with tf.control_dependencies([is_small]):
+        return tf.identity(shape)
+
+
 def _decode_other(encoded: tf.Tensor) -> tf.Tensor:
     """Decodes what is not a JPEG, with Pillow."""
     # Of rank 1: a scalar string comes as bytes in a graph, as an array outside.
@@ -165,18 +243,30 @@ def _decode_other(encoded: tf.Tensor) -> tf.Tensor:
 def _pillow_pixels(encoded: bytes) -> np.ndarray:
     try:
         with PIL.Image.open(io.BytesIO(encoded), formats=_FORMATS) as image:
-            image = PIL.ImageOps.exif_transpose(image)
-            if image.mode.startswith("I"):  # 16 bits
-                image = PIL.Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
-            if image.has_transparency_data:
-                image = image.convert("RGBA")
-                white = PIL.Image.new("RGBA", image.size, "white")
-                image = PIL.Image.alpha_composite(white, image)
-            return np.asarray(image.convert("RGB"))
+            if not 0 < image.width * image.height <= MAX_PIXELS:
+                raise ValueError(f"{_TOO_LARGE}: {image.width} x {image.height}")
+            PIL.ImageOps.exif_transpose(image, in_place=True)
+            pixels = np.empty((image.height, image.width, 3), np.uint8)
+            step = max(1, _STRIP // image.width)
+            for top in range(0, image.height, step):
+                box = (0, top, image.width, min(top + step, image.height))
+                pixels[top : top + step] = _on_white(image.crop(box))
+            return pixels
     except PIL.UnidentifiedImageError as error:
-        raise BrokenImage(None, None, "no JPEG, PNG, GIF, BMP or WebP file") from error
+        raise BrokenImage("no JPEG, PNG, GIF, BMP or WebP file") from error
     except Exception as error:  # Pillow raises all sorts on damaged files
-        raise BrokenImage(None, None, str(error) or type(error).__name__) from error
+        raise BrokenImage(str(error) or type(error).__name__) from error
+
+
+def _on_white(image: PIL.Image.Image) -> PIL.Image.Image:
+    """As RGB, of 8 bits."""
+    if image.mode.startswith("I"):  # 16 bits
+        image = PIL.Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
+    if image.has_transparency_data:
+        image = image.convert("RGBA")
+        white = PIL.Image.new("RGBA", image.size, "white")
+        image = PIL.Image.alpha_composite(white, image)
+    return image.convert("RGB")
 
 
 def _decode_portable(encoded: tf.Tensor) -> tf.Tensor:

@@ -3,8 +3,16 @@
 The reference is Pillow 13.0.0.
 """
 
+import faulthandler
 import io
+import os
+import re
+import resource
 import struct
+import subprocess
+import sys
+import zlib
+from pathlib import Path
 
 import numpy as np
 import PIL.Image
@@ -12,8 +20,18 @@ import PIL.ImageOps
 import pytest
 import tensorflow as tf
 
-from keras_ccp.pipeline import decode_center_crop, decode_image, orientation
-from keras_ccp.pipeline.images import decode_crop
+from keras_ccp import images
+from keras_ccp.datasets import Dataset, verify
+from keras_ccp.datasets.readers import decoding_error
+from keras_ccp.images import BrokenImage, decode_crop, read_file
+from keras_ccp.pipeline import (
+    EvaluationData,
+    balanced_batches,
+    decode_center_crop,
+    decode_image,
+    mlrc_augmentation,
+    orientation,
+)
 
 # Largest difference of libjpeg's fast transform to its accurate one in these pictures.
 FAST_DCT = 8
@@ -52,6 +70,7 @@ def distance(a, b):
     return np.abs(np.asarray(a, int) - np.asarray(b, int)).max()
 
 
+SECOND = {"save_all": True, "append_images": [picture(seed=1)]}
 SAME = {
     "jpeg": lambda: encode(picture()),
     "grey jpeg": lambda: encode(picture(channels=1)),
@@ -67,7 +86,11 @@ SAME = {
     "grey bmp": lambda: encode(picture(channels=1), "BMP"),
     "palette bmp": lambda: encode(picture().quantize(32), "BMP"),
     "webp": lambda: encode(picture(), "WEBP", lossless=True),
+    "animated gif": lambda: encode(picture().quantize(32), "GIF", **SECOND),
+    "animated webp": lambda: encode(picture(), "WEBP", lossless=True, **SECOND),
 }
+# Of these the graph shows another picture, as the docstring says, or none at all.
+NOT_PORTABLE = {"palette bmp", "animated webp"}
 
 
 @pytest.mark.parametrize("kind", SAME)
@@ -117,11 +140,11 @@ def is_portable_too(mode, kind):
     return kind == "PNG" and "tRNS" not in mode
 
 
-@pytest.mark.parametrize(
-    ("mode", "kind"),
-    [(mode, "PNG") for mode in ("RGBA", "LA", "PA", "tRNS", "grey tRNS")]
-    + [("RGBA", "WEBP")],
-)
+TRANSPARENT = [(mode, "PNG") for mode in ("RGBA", "LA", "PA", "tRNS", "grey tRNS")]
+TRANSPARENT += [("RGBA", "WEBP")]
+
+
+@pytest.mark.parametrize(("mode", "kind"), TRANSPARENT)
 def test_transparent_pixels_lie_on_white(mode, kind):
     encoded = transparent(mode, kind)
     rgba = PIL.Image.open(io.BytesIO(encoded)).convert("RGBA")
@@ -133,7 +156,14 @@ def test_transparent_pixels_lie_on_white(mode, kind):
         assert distance(decode_image(encoded, portable=True), np.asarray(expected)) <= 1
 
 
-@pytest.mark.parametrize("kind", sorted(set(SAME) - {"palette bmp"}))
+def test_a_large_image_is_converted_in_parts(monkeypatch):
+    encoded = transparent("RGBA", "PNG")
+    whole = decode_image(encoded).numpy()
+    monkeypatch.setattr(images, "_STRIP", 5 * 64)  # five rows of 48, the last three
+    assert distance(decode_image(encoded), whole) == 0
+
+
+@pytest.mark.parametrize("kind", sorted(set(SAME) - NOT_PORTABLE))
 def test_portable_decoding_gives_the_same(kind):
     encoded = SAME[kind]()
     assert distance(decode_image(encoded, portable=True), reference(encoded)) == 0
@@ -267,3 +297,134 @@ def test_broken_files_are_errors(encoded):
         decode_image(tf.constant(encoded))
     with pytest.raises(tf.errors.InvalidArgumentError):
         decode_crop(tf.constant(encoded), lambda _: [46, 62, 2, 2], short_side=48)
+
+
+# ==== Files that are too large, and what is no file ====
+
+
+def claiming(kind, width, height):
+    """A small file whose header says that its picture is large."""
+    encoded = bytearray(encode(picture(), kind, lossless=True))
+    if kind == "PNG":
+        encoded[16:24] = struct.pack(">II", width, height)
+        encoded[29:33] = struct.pack(">I", zlib.crc32(encoded[12:29]))
+    elif kind == "WEBP":  # two times 14 bits, then a flag and a version of 0
+        start = encoded.index(b"VP8L") + 9
+        encoded[start : start + 4] = struct.pack("<I", width - 1 | height - 1 << 14)
+    elif kind == "BMP":
+        encoded[18:26] = struct.pack("<II", width, height)
+    elif kind == "GIF":
+        encoded[6:10] = struct.pack("<HH", width, height)
+    else:
+        start = encoded.index(b"\xff\xc0") + 5
+        encoded[start : start + 4] = struct.pack(">HH", height, width)
+    return bytes(encoded)
+
+
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "BMP", "GIF", "WEBP"])
+@pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")
+@pytest.mark.parametrize("size", [(16_383, 16_383), (9_460, 9_460)])
+def test_bombs_are_refused_before_they_are_decoded(kind, size):
+    encoded = claiming(kind, *size)
+    reason = decoding_error(encoded)
+    assert re.search("1 to 89,478,485 pixels|exceeds limit of 178956970", reason)
+    sound = encode(picture())
+    dataset = Dataset([sound, sound, sound, encoded], [0, 0, 1, 1])
+    for augment in (None, mlrc_augmentation(8)):
+        batches = balanced_batches(dataset, 2, 2, seed=0, augment=augment)
+        with pytest.raises(tf.errors.InvalidArgumentError, match=re.escape(reason)):
+            next(iter(batches))
+
+
+def test_only_regular_files_of_limited_size_are_read(tmp_path):
+    (tmp_path / "root").mkdir()
+    root, good = tmp_path / "root", tmp_path / "good.png"
+    good.write_bytes(encode(picture(), "PNG"))
+    (root / "link.png").symlink_to(good)
+    (root / "good.png").write_bytes(good.read_bytes())
+    os.mkfifo(root / "pipe.png")  # reading it would wait
+    with (root / "huge.png").open("wb") as file:
+        file.truncate(200_000_001)
+    assert read_file(good) == read_file(root / "good.png", root) == good.read_bytes()
+    for path, message in (
+        (root / "link.png", f"outside of {root}"),
+        (root / ".." / "good.png", f"outside of {root}"),
+        (root / "pipe.png", "a folder, pipe or device, not a file"),
+        (root, "a folder, pipe or device, not a file"),
+        (root / "huge.png", "200,000,001 bytes, of 200,000,000 at most"),
+    ):
+        with pytest.raises(BrokenImage, match=re.escape(message) + "\nReplace the "):
+            read_file(path, root)
+    for path in ("/dev/zero", root / "pipe.png", root / "huge.png"):
+        dataset = Dataset([good, good, good, path], [0, 0, 1, 1])
+        message = f"{path}: {decoding_error(str(path))}"
+        with pytest.raises(tf.errors.InvalidArgumentError, match=re.escape(message)):
+            next(iter(balanced_batches(dataset, 2, 2, seed=0)))
+        with pytest.raises(tf.errors.InvalidArgumentError, match=re.escape(message)):
+            list(EvaluationData(dataset).batches())
+        with pytest.raises(ValueError, match=re.escape(f"{path} (")):
+            verify(dataset)
+
+
+# ==== Ten thousand broken images ====
+
+
+def mutated(encoded, rng):
+    encoded = bytearray(encoded)
+    place = rng.integers(3)
+    if place == 2:  # a part is missing
+        start, stop = sorted(rng.integers(0, len(encoded), 2))
+        del encoded[start:stop]
+        return bytes(encoded)
+    reach = min(60, len(encoded)) if place else len(encoded)  # the header, or anywhere
+    for position in rng.integers(0, reach, rng.integers(1, 6)):
+        encoded[position] = rng.choice([0, 1, 128, 255, rng.integers(256)])
+    return bytes(encoded)
+
+
+def read_mutated_images(count=10_000):
+    """Runs in a process of its own, which ends if an image takes more than 5 s."""
+    spec = [tf.TensorSpec((), tf.string)]
+    for_training = tf.function(
+        lambda encoded: decode_crop(encoded, lambda s: tf.concat([[0, 0], s], 0), 8),
+        input_signature=spec,
+    )
+    for_evaluation = tf.function(
+        lambda encoded: decode_center_crop(encoded, 8, 9), input_signature=spec
+    )
+    sound = [make() for make in SAME.values()]
+    sound += [transparent(*kind) for kind in TRANSPARENT]
+    sound += [encode(picture(), exif=exif(6)), encode(picture(), "PNG", exif=exif(5))]
+    sound += [claiming(k, 500, 333) for k in ("JPEG", "PNG", "BMP", "GIF", "WEBP")]
+    rng = np.random.default_rng(0)
+    read = 0
+    for number in range(count):
+        encoded = mutated(sound[number % len(sound)], rng)
+        faulthandler.dump_traceback_later(5, exit=True)
+        is_sound = decoding_error(encoded) is None
+        read += is_sound
+        # What verify accepts, training and evaluation read; what it refuses, neither.
+        for decode in (for_training, for_evaluation) if number % 5 == 0 else ():
+            try:
+                decode(encoded)
+            except tf.errors.InvalidArgumentError:
+                assert not is_sound
+            else:
+                assert is_sound
+    faulthandler.cancel_dump_traceback_later()
+    assert count / 10 < read < count
+    gigabytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+    assert gigabytes < 1, gigabytes
+
+
+def test_mutated_images_neither_crash_nor_hang_nor_fill_the_memory():
+    code = "import test_images; test_images.read_mutated_images()"
+    folders = [str(Path(__file__).parent), *sys.path]
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(folders)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
