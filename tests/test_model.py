@@ -349,19 +349,6 @@ def test_saved_models_take_the_same_next_step_in_a_new_process(tmp_path):
                 np.testing.assert_array_equal(there[key], mine, err_msg=name)
 
 
-def test_config_is_the_inverse_of_the_constructor():
-    model = small_model(
-        proxies_per_class=3,
-        proximal_weight=0.1,
-        in_batch_weight=0.2,
-        normalization="l2",
-        name="mine",
-    )
-    again = CCPModel.from_config(model.get_config())
-    assert again.get_config() == model.get_config()
-    assert [w.shape for w in again.weights] == [w.shape for w in model.weights]
-
-
 def test_export_is_the_embedder_alone(tmp_path):
     images = color_data().images
     sizes = {}
