@@ -1,6 +1,5 @@
-"""Checks of plain arguments, with one form of error for all of them."""
+"""Checks of numbers, labels and embeddings, and of optional packages."""
 
-import contextlib
 import importlib
 import math
 import numbers
@@ -11,17 +10,7 @@ import numpy as np
 
 
 def check_int(name: str, value: Any, minimum: int) -> None:
-    """Refuses what is not an integer from `minimum` on.
-
-    Args:
-        name: Name of the argument.
-        value: Its value.
-        minimum: Smallest value allowed.
-
-    Raises:
-        TypeError: If the value is not an integer.
-        ValueError: If it is below the minimum.
-    """
+    """Refuses what is not an integer from `minimum` on."""
     if isinstance(value, bool) or not isinstance(value, numbers.Integral):
         raise TypeError(f"`{name}` must be an integer. Received: {name}={value!r}")
     if value < minimum:
@@ -33,119 +22,33 @@ def check_int(name: str, value: Any, minimum: int) -> None:
 def check_number(
     name: str, value: Any, minimum: float = -math.inf, maximum: float = math.inf
 ) -> None:
-    """Refuses what is not a finite number from `minimum` to `maximum`.
-
-    Args:
-        name: Name of the argument.
-        value: Its value.
-        minimum: Smallest value allowed. Defaults to no bound.
-        maximum: Largest value allowed. Defaults to no bound.
-
-    Raises:
-        TypeError: If the value is not a real number.
-        ValueError: If it is not finite or is out of bounds.
-    """
+    """Refuses what is not a finite number from `minimum` to `maximum`."""
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         raise TypeError(f"`{name}` must be a number. Received: {name}={value!r}")
-    if not math.isfinite(value):
-        raise ValueError(f"`{name}` must be finite. Received: {name}={value!r}")
-    if value < minimum:
+    if not (math.isfinite(value) and minimum <= value <= maximum):
         raise ValueError(
-            f"`{name}` must be at least {minimum:g}. Received: {name}={value!r}"
+            f"`{name}` must be a finite number from {minimum:g} to {maximum:g}. "
+            f"Received: {name}={value!r}"
         )
-    if value > maximum:
-        raise ValueError(
-            f"`{name}` must be at most {maximum:g}. Received: {name}={value!r}"
-        )
-
-
-def refuse_sample_weight(weight: Any, argument: str = "sample_weight") -> None:
-    """Raises if sample weights are given.
-
-    Args:
-        weight: what was passed; only `None` is right.
-        argument: name of the argument, for the message.
-
-    Raises:
-        ValueError: if `weight` is not `None`.
-    """
-    if weight is not None:
-        raise ValueError(
-            f"`{argument}` is not supported: the loss compares pairs, so a sample has "
-            f"no loss of its own. Received: type({argument})={type(weight).__name__}; "
-            "draw samples more often instead"
-        )
-
-
-def check_bool(name: str, value: Any) -> None:
-    """Refuses what is not a boolean.
-
-    Args:
-        name: Name of the argument.
-        value: Its value.
-
-    Raises:
-        TypeError: If the value is not True or False.
-    """
-    if not isinstance(value, (bool, np.bool_)):
-        raise TypeError(f"`{name}` must be True or False. Received: {name}={value!r}")
-
-
-def as_array(name: str, values: Any) -> np.ndarray:
-    """Returns values as a numpy array, or says that they do not form one.
-
-    Args:
-        name: Name of the argument.
-        values: An array, a tensor or nested lists.
-
-    Raises:
-        ValueError: If the parts of a list differ in size.
-    """
-    try:
-        return np.asarray(values)
-    except ValueError as error:
-        raise ValueError(
-            f"`{name}` must be one array; bring its parts to one size first. "
-            f"Received: a {type(values).__name__} whose parts differ in size"
-        ) from error
 
 
 def as_floats(name: str, values: Any) -> np.ndarray:
-    """Returns numbers as float32 or float64, whichever holds them exactly.
-
-    Args:
-        name: Name of the argument.
-        values: An array, a tensor or nested lists of real numbers.
-
-    Raises:
-        ValueError: If the parts of a list differ in size.
-        TypeError: If the values are not real numbers.
-    """
-    values = as_array(name, values)
+    """Numbers as float32 or float64, whichever holds them exactly."""
+    values = np.asarray(values)
     if values.dtype in (np.float32, np.float64):
         return values
-    # "V" is bfloat16, which numpy does not know, but also records.
-    if values.dtype.kind in "biufV" and values.dtype.names is None:
-        is_small = values.dtype.kind not in "iu" and values.dtype.itemsize <= 2
-        with contextlib.suppress(TypeError, ValueError):
-            return values.astype(np.float32 if is_small else np.float64)
-    raise TypeError(
-        f"`{name}` must be real numbers; convert them with `.astype('float32')`. "
-        f"Received: {name} of dtype {values.dtype}"
-    )
+    # "V" is bfloat16, which NumPy does not know.
+    if values.dtype.kind not in "biufV":
+        raise TypeError(
+            f"`{name}` must be real numbers. Received: dtype {values.dtype}\n"
+            "Convert them with .astype('float32')"
+        )
+    is_small = values.dtype.kind not in "iu" and values.dtype.itemsize <= 2
+    return values.astype(np.float32 if is_small else np.float64)
 
 
 def check_finite(name: str, values: np.ndarray, unit: str = "rows") -> None:
-    """Refuses floats that are NaN or infinite; other types pass.
-
-    Args:
-        name: Name of the argument.
-        values: `(n, ...)` array.
-        unit: What its rows are, in the plural.
-
-    Raises:
-        ValueError: If a row has such a value, with the number of those rows.
-    """
+    """Refuses floats that are NaN or infinite; other types pass."""
     if values.dtype.kind != "f":
         return
     # The sum takes no memory. It is finite unless a value is not, or it overflows.
@@ -155,12 +58,9 @@ def check_finite(name: str, values: np.ndarray, unit: str = "rows") -> None:
     bad = [row for row, value in enumerate(values) if not np.isfinite(value).all()]
     if bad:
         raise ValueError(
-            f"`{name}` must be finite; leave out or mend what is not. Received: NaN or "
-            f"infinity in {len(bad)} of {len(values)} {unit}, the first at {bad[0]}"
+            f"`{name}` must be finite. Received: NaN or infinity in {len(bad)} of "
+            f"{len(values)} {unit}, the first at {bad[0]}\nFix them or leave them out"
         )
-
-
-# ==== Added for the new house: one place for labels and embeddings ====
 
 
 def as_labels(name: str, labels: Any, length: int | None = None) -> np.ndarray:

@@ -17,7 +17,7 @@ import tensorflow as tf
 
 from keras_ccp.checks import check_int, require
 from keras_ccp.datasets import Dataset
-from keras_ccp.files import check_folder, replaced_folder
+from keras_ccp.files import check_folder, reading, replaced_folder
 from keras_ccp.index import RetrievalIndex, fingerprint
 from keras_ccp.index.digests import (
     digest,
@@ -165,16 +165,12 @@ def load_embedder(embedder: Any, trust: bool = False) -> Any:
             f"`embedder` must be a .keras file or the folder of a SavedModel. Received:"
             f" {path}\nA finished run has the folder `embedder`"
         )
-    try:
+    with reading(
+        f"{path} must be an undamaged .keras file of layers of Keras and keras_ccp alone",
+        "Save it again, without Lambda layers and classes of one's own",
+    ):
         zipfile.ZipFile(path).close()  # says what Keras calls "not found"
         model = keras.models.load_model(path, compile=False, safe_mode=True)
-    except Exception as error:  # a damaged file makes its readers raise anything
-        reason = str(error).strip().split("\n")[0] or type(error).__name__
-        raise ValueError(
-            "`embedder` must be an undamaged .keras file of layers of Keras and "
-            f"keras_ccp alone. Received: {path}: {reason:.300}\n"
-            "Save it again, without Lambda layers and classes of one's own"
-        ) from error
     return load_embedder(model)
 
 

@@ -20,7 +20,7 @@ from keras_ccp.app.console import printable
 from keras_ccp.app.fold import SUMMARY_FILE
 from keras_ccp.app.images import find_images, look_at
 from keras_ccp.app.page import render, thumbnail
-from keras_ccp.app.run import CONFIG_FILE, join_embedders
+from keras_ccp.app.run import CONFIG_FILE, check_files, join_embedders
 from keras_ccp.checks import check_int
 from keras_ccp.files import check_folder, write_file
 from keras_ccp.images import UNREADABLE, decode_center_crop, decode_image, read_file
@@ -221,6 +221,7 @@ def run_embedder(
         embedder = serving.load_embedder(run, trust)
         given = serving.read_preparation(run)
         return embedder, serving.prepare_as(embedder, **given)
+    check_files(run)
     folder = run / EMBEDDER_FOLDER
     if not folder.exists():
         raise FileNotFoundError(
@@ -234,7 +235,7 @@ def run_embedder(
     if not preparation:
         raise FileNotFoundError(
             f"{folder} does not say how images are prepared, like those of earlier "
-            f"versions\nWrite it again with `keras-ccp evaluate {run} --data ROOT`"
+            f"versions\n`keras-ccp train --out {run} --resume` writes it again"
         )
     return embedder, preparation
 

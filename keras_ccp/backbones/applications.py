@@ -7,7 +7,7 @@ from collections.abc import Callable
 import keras
 import numpy as np
 
-from keras_ccp.backbones.batch_norm import freeze_batch_norm
+from keras_ccp.layers import freeze_batch_norm
 
 
 def application(

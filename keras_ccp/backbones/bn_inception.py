@@ -5,8 +5,8 @@ import os
 import keras
 
 from keras_ccp.backbones.applications import scale_pixels
-from keras_ccp.backbones.batch_norm import freeze_batch_norm
 from keras_ccp.backbones.torch_weights import load_torch_weights
+from keras_ccp.layers import freeze_batch_norm
 
 _URL = "http://data.lip6.fr/cadene/pretrainedmodels/bn_inception-52deb4733.pth"
 

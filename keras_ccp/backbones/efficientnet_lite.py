@@ -5,9 +5,9 @@ import os
 import keras
 
 from keras_ccp.backbones.applications import scale_pixels
-from keras_ccp.backbones.batch_norm import freeze_batch_norm
 from keras_ccp.backbones.torch_weights import load_torch_weights
 from keras_ccp.checks import require
+from keras_ccp.layers import freeze_batch_norm
 
 # Kernel, blocks, expansion, channels, stride of the first block.
 _STAGES = (

@@ -2,7 +2,7 @@
 
 import keras
 
-from keras_ccp.backbones.batch_norm import freeze_batch_norm
+from keras_ccp.layers import freeze_batch_norm
 
 
 def small_cnn(

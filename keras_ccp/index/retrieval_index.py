@@ -52,7 +52,7 @@ class RetrievalIndex:
     Attributes:
         embeddings: `(n, dim)` float32 or float64.
         ids: `(n,)` int64 or strings.
-        labels: likewise, or `None`.
+        labels: as for `build`, or `None`.
         backend: str, what searches: `"exact"` also where ScaNN was asked for and is
             not installed.
         fingerprint: str, of the embedder that made the embeddings, or `None`.

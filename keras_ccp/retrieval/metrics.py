@@ -46,7 +46,7 @@ def evaluate(
         gallery_embeddings: `(num_gallery, dim)` floats. Defaults to `None`: the queries
             are searched in themselves, each without its own row (by index: a duplicate
             under another index is found).
-        gallery_labels: likewise for the gallery, given with it.
+        gallery_labels: `(num_gallery,)` integers, given with the gallery.
         metrics: names from the list above.
         chunk_size: int, queries handled at once in each of three threads. Defaults to
             `None`: as many as need some 100 MB.
