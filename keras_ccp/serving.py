@@ -166,7 +166,7 @@ def load_embedder(embedder: Any, trust: bool = False) -> Any:
             f" {path}\nA finished run has the folder `embedder`"
         )
     with reading(
-        f"{path} must be an undamaged .keras file of layers of Keras and keras_ccp alone",
+        f"{path} must be an undamaged .keras file of layers of Keras and keras_ccp",
         "Save it again, without Lambda layers and classes of one's own",
     ):
         zipfile.ZipFile(path).close()  # says what Keras calls "not found"
