@@ -1,5 +1,6 @@
 """What every test starts from: four CPU devices, fixed seeds, a fresh Keras state."""
 
+import gc
 import os
 from pathlib import Path
 
@@ -20,6 +21,8 @@ from keras_ccp.datasets import Dataset  # noqa: E402
 SEED = 0
 GOLDEN = Path(__file__).parent / "golden" / "reference_oracles.npz"
 
+# What is imported stays: collections need not walk it, which takes seconds at times.
+gc.freeze()
 # Before any op: a started TensorFlow refuses it. Distribution tests use two to four.
 tf.config.set_logical_device_configuration(
     tf.config.list_physical_devices("CPU")[0],
@@ -75,17 +78,17 @@ def with_gradients(loss, labels, x, references, r, **kwargs):
     return rows, mean, [tf.convert_to_tensor(gradient) for gradient in gradients]
 
 
-def mirrored(num_replicas=2):
+def mirrored():
     """Without collective operations, whose keys two strategies would share."""
     return tf.distribute.MirroredStrategy(
-        [f"CPU:{i}" for i in range(num_replicas)],
+        ["CPU:0", "CPU:1"],
         cross_device_ops=tf.distribute.ReductionToOneDevice(),
     )
 
 
-def on_replicas(step, *batch, num_replicas=2):
-    """What a step gives on each replica, which get the batch in equal parts."""
-    strategy = mirrored(num_replicas)
+def on_replicas(step, *batch):
+    """What a step gives on each of two replicas, which get half of the batch."""
+    strategy = mirrored()
     batches = tf.data.Dataset.from_tensor_slices(batch).batch(len(batch[0]))
     parts = next(iter(strategy.experimental_distribute_dataset(batches)))
     results = tf.function(strategy.run)(step, args=parts)

@@ -539,15 +539,8 @@ def test_saved_networks_keep_frozen_statistics_and_take_pixels(name, tmp_path):
     assert keras.layers.BatchNormalization not in kinds
 
 
-@pytest.mark.parametrize(
-    "build",
-    [
-        lambda: resnet20_v2(frozen_statistics=True),
-        lambda: application("VGG16", (32, 32, 3), None),  # reverses channels
-    ],
-)
-def test_exported_networks_take_pixels(build, tmp_path):
-    model = build()
+def test_exported_networks_take_pixels(tmp_path):
+    model = application("VGG16", (32, 32, 3), None)  # reverses channels
     images = tool.formula_images(32)
     model.export(tmp_path / "exported", verbose=False)
     exported = tf.saved_model.load(str(tmp_path / "exported"))

@@ -170,15 +170,6 @@ def test_max_projections_stops_the_projections_not_the_training():
     assert callback.num_projections == 0
 
 
-def test_train_begin_clears_the_last_run():
-    callback, model, _ = driven([0.9, 0.1, 0.1, 0.1], patience=2)
-    assert callback.num_projections == 1
-    callback.on_train_begin()
-    assert (callback.num_projections, callback.wait) == (0, 0)
-    assert callback._best_of_run.map_at_r == -np.inf
-    assert float(model.proximal_loss()) == 0.0
-
-
 def test_state_makes_another_callback_go_on():
     # Best of the run 0.9 (weight 1), of the second problem 0.3 (weight 5), wait 1.
     first, model, _ = driven([0.9, 0.1, 0.1, 0.2, 0.3, 0.3], patience=2)

@@ -519,26 +519,3 @@ def check_config(cls, arguments):
 @pytest.mark.parametrize("name", ARGUMENTS)
 def test_keras_object_survives_its_config(name):
     check_config(public_keras_classes()[name], ARGUMENTS[name]())
-
-
-class Forgetful(keras.layers.Layer):
-    def __init__(self, size=1, **kwargs):
-        super().__init__(**kwargs)
-        self.size = size
-
-    def get_config(self):
-        return {"name": self.name}
-
-
-class Changing(Forgetful):
-    def get_config(self):
-        return {**super().get_config(), "size": self.size + 1}
-
-
-def test_faulty_config_is_caught():
-    with pytest.raises(AssertionError, match="keras_ccp>Forgetful"):
-        check_config(Forgetful, {"size": 2})
-    for cls in (Forgetful, Changing):
-        cls = keras.saving.register_keras_serializable("keras_ccp")(cls)
-        with pytest.raises(AssertionError, match="leaves out `size`|3 == 2"):
-            check_config(cls, {"size": 2})

@@ -324,21 +324,6 @@ def test_two_replicas_give_what_one_gives(inner):
             np.testing.assert_array_equal(copy, expected)
 
 
-def test_a_model_on_two_replicas_builds_it():
-    labels, x = next(random_batches(24))
-    memories = []
-    for strategy in (tf.distribute.get_strategy(), mirrored()):
-        with strategy.scope():
-            model, loss = linear_model(), CrossBatchMemory("contrastive", size=20)
-            model.set_weights([np.eye(3, 2), np.zeros(2)])
-            model.compile("sgd", loss=loss, jit_compile=False)
-        model.fit(x, labels, batch_size=8, epochs=2, verbose=0, shuffle=False)
-        memories.append(loss.memory.get_weights())
-    for single, weight in zip(*memories, strict=True):
-        np.testing.assert_allclose(weight, single, rtol=1e-5, atol=1e-6)
-    assert memories[0][3] == 6  # steps
-
-
 # --- Arguments ---
 
 

@@ -273,7 +273,7 @@ def test_wrong_validation_data_are_refused_before_the_first_step(data, message):
 
 
 def test_validation_data_beside_a_ccp_callback_are_refused():
-    model, (training, unseen) = compiled(small_model()), small_data(7).split_classes(4)
+    model, (training, unseen) = compiled(small_model()), color_data(7).split_classes(4)
     with pytest.raises(ValueError, match="`validation_data` must be left out beside"):
         model.fit(
             training.images,
@@ -285,7 +285,7 @@ def test_validation_data_beside_a_ccp_callback_are_refused():
 
 
 def test_steps_per_execution_must_divide_the_steps():
-    model, data = small_model(), small_data()
+    model, data = small_model(), color_data()
     model.compile("sgd", "contrastive", steps_per_execution=3)
     batches = tf.data.Dataset.from_tensors((data.images[:8], data.labels[:8])).repeat()
     with pytest.raises(ValueError, match="must divide.*Received: 3 for 10\n"):
@@ -347,19 +347,6 @@ def test_saved_models_take_the_same_next_step_in_a_new_process(tmp_path):
         with np.load(tmp_path / f"{name}.npz") as there:
             for mine, key in zip(here, there.files, strict=True):
                 np.testing.assert_array_equal(there[key], mine, err_msg=name)
-
-
-def test_config_is_the_inverse_of_the_constructor():
-    model = small_model(
-        proxies_per_class=3,
-        proximal_weight=0.1,
-        in_batch_weight=0.2,
-        normalization="l2",
-        name="mine",
-    )
-    again = CCPModel.from_config(model.get_config())
-    assert again.get_config() == model.get_config()
-    assert [w.shape for w in again.weights] == [w.shape for w in model.weights]
 
 
 def test_export_is_the_embedder_alone(tmp_path):

@@ -102,8 +102,7 @@ def test_keras_reduces_the_rows(reduction, weight):
 # --- Replicas ---
 
 
-@pytest.mark.parametrize("num_replicas, in_batch", [(2, True), (4, False)])
-def test_replicas_give_what_one_gives(num_replicas, in_batch):
+def test_replicas_give_what_one_gives():
     # Classes are sorted: no replica sees what another does.
     labels, x, references, r = random_problem()
 
@@ -113,14 +112,13 @@ def test_replicas_give_what_one_gives(num_replicas, in_batch):
             with tf.GradientTape() as tape:
                 tape.watch((x, r))
                 rows = loss.pairs(labels, x, references, r)
-                rows += loss.call(labels, x) if in_batch else 0.0
-                value = tf.reduce_mean(rows)
+                value = tf.reduce_mean(rows + loss.call(labels, x))
                 # A replica's share of the gradients, which are summed.
                 share = value / count
             results.append((value, *tape.gradient(share, (x, r))))
         return results
 
-    found = on_replicas(step, labels, x, num_replicas=num_replicas)
+    found = on_replicas(step, labels, x)
     expected = step(labels, x)
     for (values, x_gradients, r_gradients), single in zip(found, expected, strict=True):
         whole = np.concatenate(x_gradients), np.sum(r_gradients, axis=0)

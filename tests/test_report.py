@@ -558,14 +558,9 @@ def test_page_in_a_browser(run, tmp_path, options, back):
 
 
 @needs_chromium
-@pytest.mark.parametrize(
-    ("fault", "said"),
-    [
-        ("<script>nonsense()</script>", "nonsense is not defined"),
-        ('<img src="https://example.org/a.png" alt="">', "Content Security Policy"),
-    ],
-)
-def test_faults_of_a_page_are_seen(run, tmp_path, fault, said):
-    page = run[0].read_text("utf-8").replace("<main>", f"<main>{fault}")
+def test_faults_of_a_page_are_seen(run, tmp_path):
+    faults = '<script>nonsense()</script><img src="https://example.org/a.png" alt="">'
+    page = run[0].read_text("utf-8").replace("<main>", f"<main>{faults}")
     _, others = browse(tmp_path, page)
-    assert others and all(said in message for message in others)
+    for said in ("nonsense is not defined", "Content Security Policy"):
+        assert any(said in message for message in others)
