@@ -31,7 +31,13 @@ def config(**sections):
     """Twelve training classes, of which each of two models trains on six."""
     values = {
         "method": "C2-CCP",
-        "data": {"name": "folder", "folds": 2, "size": 16, "augmentation": "mlrc"},
+        "data": {
+            "name": "folder",
+            "folds": 2,
+            "size": 16,
+            "augmentation": "mlrc",
+            "split_seed": None,  # the first twelve train
+        },
         "embedder": {"backbone": "small_cnn", "embedding_dim": 4},
         "loss": {"name": "contrastive"},
         "model": {"proxies_per_class": 2},
