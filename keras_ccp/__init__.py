@@ -23,7 +23,7 @@ from keras_ccp.monitor.projection_log import ProjectionLog
 from keras_ccp.monitor.tensorboard import CCPTensorBoard
 from keras_ccp.pipeline import balanced_batches
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = [
     "Backup",
