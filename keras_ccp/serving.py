@@ -103,6 +103,11 @@ def export_trained(
     Of square RGB images by `export_serving`, files by the `size` and `short_side`
     of the dataset and arrays as they are; of other images as Keras exports it.
     `check_model` checks either.
+
+    Args:
+        embedder: what maps a batch of images to embeddings.
+        path: folder to write; that of another exported model is replaced.
+        dataset: the images it was scored on.
     """
     path = Path(path)
     shape = embedder.input_shape[1:]

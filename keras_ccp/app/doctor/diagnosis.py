@@ -77,6 +77,8 @@ def _readable(part: Part) -> Dataset:
     """The images that a run keeps, which has an image of each class left."""
     dataset, kept = part.dataset, part.is_readable
     left = Dataset(dataset.images[kept], dataset.labels[kept], dataset.class_names)
+    if not dataset.is_encoded:
+        return left
     return left.with_size(dataset.size, dataset.short_side)
 
 
