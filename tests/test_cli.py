@@ -131,10 +131,12 @@ def test_index_search_embed_and_check(config, tmp_path):
     result = invoke("embed", run, photos, "--out", tmp_path / "vectors.npy")
     assert result.exit_code == 0, result.output
     assert np.load(tmp_path / "vectors.npy").shape == (12, 8)
-    assert invoke("check", folder / "embedder").exit_code == 0
-    weights = next((folder / "embedder" / "variables").glob("*.data*"))
-    weights.write_bytes(weights.read_bytes()[:-4] + b"abcd")
-    assert invoke("check", folder / "embedder").exit_code == 1
+    for model in (folder, run, run / "embedder"):
+        assert invoke("check", model).exit_code == 0
+    weights = next((run / "embedder" / "variables").glob("*.data*"))
+    for file, model in ((next(folder.glob("*.keras")), folder), (weights, run)):
+        file.write_bytes(file.read_bytes()[:-4] + b"abcd")
+        assert invoke("check", model).exit_code == 1
 
 
 def test_tune_prints_what_it_wrote(config, tmp_path, monkeypatch):
