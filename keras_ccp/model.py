@@ -180,7 +180,7 @@ class CCPModel(keras.Model):
         return zip(self._embedder_weights(), self.frozen_weights, strict=True)
 
     def train_head_alone(self, alone: bool) -> None:
-        """Begins or ends that all but the last layer and the proxies is frozen."""
+        """Trains nothing but the last layer and the proxies, or all again."""
         if alone != self.head_alone:
             self.head_alone = alone
             # What is trained was baked into the step when it was traced.

@@ -82,7 +82,7 @@ def layer_rule(name, source):
         return []
     own = name.split(".")[1]
     if own not in ROWS:
-        return [f"{own} is not in the table of layers: LAYERS here and the design"]
+        return [f"{own} is not in the table of layers: LAYERS here and CONTRIBUTING.md"]
     complaints = []
     for line, target in imported_modules(name, source):
         other = (target.split(".") + [""])[1]

@@ -51,7 +51,7 @@ BLOCKS_NOT_RUN = {
 }
 # No package is installed: files and extras that `pip install` names are looked for.
 # Page: what is replaced in its Python, and by what. There are no GPUs (two replicas are
-# in tests/test_strategies.py) and no network (a look-alike lies in ROOT).
+# in tests/test_distribute.py) and no network (a look-alike lies in ROOT).
 REPLACED = {
     "distribution.md": ("distribute.MirroredStrategy()", "distribute.get_strategy()"),
     "reproducing.md": ("download=True", "check_counts=False"),

@@ -23,7 +23,8 @@ _PLACES = _PACKAGE / "configs", _PACKAGE.parent / "configs"
 CONFIGS = next(path for path in _PLACES if path.is_dir())
 _PAPER_NAMES = {"c1": "cosine_contrastive", "c2": "contrastive"}
 _LOADERS = "cars196 cub200 emoji folder in_shop npz omniglot sop table"
-_UNSPLIT = ("emoji", "folder", "npz", "table")
+# Their classes are divided here; those of the others are by publication.
+_UNSPLIT = ("emoji", "folder", "npz", "omniglot", "table")
 _BACKBONES = ["bn_inception", "efficientnet_lite0", "resnet20_v2", "small_cnn"]
 _BACKBONES += [name for name in dir(keras.applications) if name[0].isupper()]
 _Share = Annotated[float, pydantic.Field(gt=0, lt=1)]
