@@ -195,8 +195,8 @@ class CCPCallback(keras.callbacks.Callback):
         """Ends the current problem and begins the next one.
 
         The best weights of the problem are restored (with `restore_on_projection`) and
-        become the snapshot, and its best proxies give way to pool images that K-Center chooses
-        to cover what they do not. A model without proxies has no projections.
+        become the snapshot, and its best proxies give way to pool images that K-Center
+        chooses to cover what they do not. A model without proxies has no projections.
         """
         best = self._best_of_problem
         if not self.restore_on_projection:

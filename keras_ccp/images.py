@@ -22,8 +22,8 @@ _ATTEMPTS = 10
 _ASPECT_RATIO = 4 / 3
 # Its EXIF is a camera's first segment or close behind.
 _HEAD = 2**18
-# Beyond them a file is refused: what Pillow takes for a bomb, and what no camera makes.
-MAX_PIXELS = 89_478_485
+# Beyond them a file is refused: decoding it would take most of a gigabyte.
+MAX_PIXELS = 75_000_000
 MAX_BYTES = 200_000_000
 _TOO_LARGE = f"an image must have 1 to {MAX_PIXELS:,} pixels"
 # Converted at a time, so that a large image takes little more than its RGB pixels.
@@ -122,7 +122,7 @@ def decode_image(encoded: tf.Tensor, portable: bool = False) -> tf.Tensor:
 
     Raises:
         tf.errors.InvalidArgumentError: If the file is truncated, no image, or one of
-            more than 89,478,485 pixels.
+            more than 75,000,000 pixels.
     """
     encoded = tf.convert_to_tensor(encoded)
 

@@ -542,12 +542,12 @@ def two_replicas(tmp_path_factory):
 
 
 def test_resumed_on_two_replicas(two_replicas):
-    """Each replica has its own statistics of batch normalisation."""
+    """Batch norm sees the whole batch, so that one copy of its statistics is kept."""
     directory, model = two_replicas
     arrays = load_latest(directory)[1]
     variables = {k: v for k, v in arrays.items() if k.startswith(("model", "opti"))}
-    statistics = {k for k in variables if "moving_" in k}
-    assert {k for k, v in variables.items() if len(v) == 2} == statistics != set()
+    assert any("moving_" in name for name in variables)
+    assert {len(values) for values in variables.values()} == {1}
     expected = on_replicas(model)
     scramble(model)
     fit_replicas(model, directory)

@@ -306,7 +306,7 @@ def test_augmentation_keeps_grey_images_and_clips_uint8():
 
 
 def test_augmentation_refuses_percentages():
-    with pytest.raises(ValueError, match="`invert` must be at most 1. Received: inv"):
+    with pytest.raises(ValueError, match="from 0 to 1. Received: invert=20"):
         small_image_augmentation(invert=20)
 
 

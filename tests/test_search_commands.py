@@ -192,7 +192,7 @@ def test_run_of_an_earlier_version_says_what_to_do(run, tmp_path):
         run_embedder(tmp_path)
     shutil.copytree(run / "repeat0", tmp_path / "repeat0")
     network().export(tmp_path / "embedder", verbose=False)
-    with pytest.raises(FileNotFoundError, match="keras-ccp evaluate .* --data ROOT"):
+    with pytest.raises(FileNotFoundError, match="keras-ccp train --out .* --resume"):
         run_embedder(tmp_path)
 
 
