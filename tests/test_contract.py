@@ -6,6 +6,7 @@ A rule is a function `(module name, source) -> list of complaints`.
 import ast
 import importlib
 import importlib.metadata
+import importlib.util
 import inspect
 import json
 import pkgutil
@@ -424,9 +425,15 @@ def similarity_loss():
     return library.losses.TripletLoss(reduction="sum_over_batch_size", margin=0.2)
 
 
+def addons_loss():
+    if importlib.util.find_spec("tensorflow_addons") is None:  # it cannot be imported
+        pytest.skip("tensorflow-addons is not installed: extra interop")
+    return {"function": "triplet_hard", "margin": 0.2}
+
+
 # Arguments that differ from the defaults, so that none is lost unseen.
 ARGUMENTS = {
-    "AddonsLoss": lambda: {"function": "triplet_hard", "margin": 0.2},
+    "AddonsLoss": addons_loss,
     "FrozenBatchNormalization": lambda: {"momentum": 0.8},
     "SimilarityLoss": lambda: {"loss": similarity_loss()},
     "CCPModel": lambda: {
