@@ -76,13 +76,6 @@ class EvaluationData:
     def __len__(self) -> int:
         return len(self.labels)
 
-    @property
-    def first_images(self) -> np.ndarray | None:
-        """Images as they are given, a batch or more; None where they are encoded."""
-        if self._stream is not None:
-            return next(iter(self._stream.take(1)))[0].numpy()
-        return self._images if self._encoded is None else None
-
     def shares_images(self, other: "EvaluationData") -> bool:
         """Whether an image in memory, or the whole stream, is also one of another's.
 
