@@ -2,5 +2,15 @@
 
 from keras_ccp.retrieval.exact_search import ExactSearch, search
 from keras_ccp.retrieval.metrics import covering_radius, evaluate, score_queries
+from keras_ccp.retrieval.statistics import compare, interval, ties
 
-__all__ = ["ExactSearch", "covering_radius", "evaluate", "score_queries", "search"]
+__all__ = [
+    "ExactSearch",
+    "compare",
+    "covering_radius",
+    "evaluate",
+    "interval",
+    "score_queries",
+    "search",
+    "ties",
+]

@@ -173,7 +173,7 @@ def score_queries(
         else:
             _, ids = index.search(query[rows], k)
             hits = index.labels_of(ids) == own[:, None]
-        for name, value in _scores(hits, num_references[rows], recalls).items():
+        for name, value in score_hits(hits, num_references[rows], recalls).items():
             if name in values:
                 values[name][rows] = value
 
@@ -181,8 +181,8 @@ def score_queries(
     return {**values, "num_references": num_references}
 
 
-def _scores(
-    hits: np.ndarray, num_references: np.ndarray, recalls: dict[str, int]
+def score_hits(
+    hits: np.ndarray, num_references: np.ndarray, recalls: dict[str, int] | None = None
 ) -> dict[str, np.ndarray]:
     """All metrics of queries by their `(n, depth)` hits, nearest first."""
     place = np.arange(1, hits.shape[1] + 1)
@@ -194,7 +194,7 @@ def _scores(
         "precision_at_1": hits[:, 0],
         "precision_at_r": within.sum(axis=1) / num_references,
         "map_at_r": total / num_references,
-        **{name: hits[:, :k].any(axis=1) for name, k in recalls.items()},
+        **{name: hits[:, :k].any(axis=1) for name, k in (recalls or {}).items()},
     }
 
 
