@@ -170,7 +170,7 @@ _POOLINGS = {
 
 def build_embedder(
     backbone: keras.Model,
-    embedding_dim: int = 128,
+    embedding_dim: int | None = 128,
     pooling: str = "average",
     normalization: str | None = "lipschitz",
     name: str = "embedder",
@@ -188,7 +188,9 @@ def build_embedder(
     Args:
         backbone: built `keras.Model`, images -> `(batch, height, width,
             channels)` feature map.
-        embedding_dim: int, width of an embedding. Defaults to 128.
+        embedding_dim: int, width of an embedding, or `None` for the pooled features as
+            they are, without a head: the baseline that no training makes. Defaults to
+            128.
         pooling: `"average"`, `"max"`, `"average_max"` (their sum), or `"flatten"`,
             which keeps apart what was seen where: for aligned images such as icons.
             Defaults to `"average"`.
@@ -201,9 +203,11 @@ def build_embedder(
     """
     given = backbone.inputs[0]
     inputs = keras.Input(batch_shape=given.shape, dtype=given.dtype)
-    pooled = _POOLINGS[pooling](backbone(inputs))
-    head = keras.layers.Dense(embedding_dim, use_bias=False, name="embedding")
-    outputs = normalization_layer(normalization, "normalization")(head(pooled))
+    outputs = _POOLINGS[pooling](backbone(inputs))
+    if embedding_dim is not None:
+        head = keras.layers.Dense(embedding_dim, use_bias=False, name="embedding")
+        outputs = head(outputs)
+    outputs = normalization_layer(normalization, "normalization")(outputs)
     return keras.Model(inputs, outputs, name=name)
 
 

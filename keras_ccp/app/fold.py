@@ -118,12 +118,9 @@ def _cut_log(path: Path, num_epochs: int) -> None:
 
 def make_model(config: Config, training: Dataset, root: Path) -> CCPModel:
     """The compiled model of an experiment; weight files are relative to `root`."""
-    shape = training.images.shape[1:]
-    if training.is_encoded:
-        shape = (training.size, training.size, 3)
     section = config.embedder
     embedder = build_embedder(
-        _backbone(section, shape, root),
+        _backbone(section, training, root),
         embedding_dim=section.embedding_dim,
         pooling=section.pooling,
         normalization=section.normalization,
@@ -151,7 +148,17 @@ def make_model(config: Config, training: Dataset, root: Path) -> CCPModel:
     return model
 
 
-def _backbone(section: EmbedderConfig, shape: tuple, root: Path) -> keras.Model:
+def untrained_embedder(config: Config, training: Dataset, root: Path) -> keras.Model:
+    """The network as it is, pooled and without a head: what training has to beat."""
+    keras.utils.set_random_seed(config.seed)
+    backbone = _backbone(config.embedder, training, root)
+    return build_embedder(backbone, None, config.embedder.pooling, "l2")
+
+
+def _backbone(section: EmbedderConfig, training: Dataset, root: Path) -> keras.Model:
+    shape = training.images.shape[1:]
+    if training.is_encoded:
+        shape = (training.size, training.size, 3)
     name, options = section.backbone, {"frozen_statistics": section.frozen_statistics}
     # Two have no weights to load, and refuse any.
     if section.weights or name not in ("small_cnn", "resnet20_v2"):

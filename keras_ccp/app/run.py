@@ -19,7 +19,13 @@ from scipy.special import stdtrit
 
 from keras_ccp import distribute, retrieval
 from keras_ccp.app.config import Config, changed_values, dump_config, load_config
-from keras_ccp.app.fold import EMBEDDER_FILE, SUMMARY_FILE, Fold, train_fold
+from keras_ccp.app.fold import (
+    EMBEDDER_FILE,
+    SUMMARY_FILE,
+    Fold,
+    train_fold,
+    untrained_embedder,
+)
 from keras_ccp.app.record import (
     DATA_FILE,
     changes,
@@ -30,6 +36,7 @@ from keras_ccp.app.record import (
     sha256,
 )
 from keras_ccp.app.splits import Splits, check_classes, fold_splits, load_recorded
+from keras_ccp.datasets import Dataset
 from keras_ccp.files import (
     LOCK_FILE,
     check_folder,
@@ -39,6 +46,7 @@ from keras_ccp.files import (
     write_file,
 )
 from keras_ccp.pipeline import embed
+from keras_ccp.retrieval.metrics import mean_scores
 from keras_ccp.serving import export_trained
 
 logger = logging.getLogger(__name__)
@@ -46,6 +54,7 @@ logger = logging.getLogger(__name__)
 CONFIG_FILE = "config.yaml"
 RUN_FILE = "run.json"
 METRICS_FILE, TABLE_FILE = "metrics.json", "metrics.csv"
+UNTRAINED_FILE = "untrained.keras"
 METRICS = ("precision_at_1", "precision_at_r", "map_at_r")
 
 
@@ -61,7 +70,8 @@ def train_run(
     verbose: int | str = "auto",
     accept_changes: bool = False,
     hash_files: bool = False,
-) -> dict:
+    most: int | None = None,
+) -> dict | None:
     """Trains and scores every model of an experiment.
 
     The run keeps its classes, by name, and writes down the sizes and times of its
@@ -78,9 +88,11 @@ def train_run(
         verbose: as for `keras.Model.fit`.
         accept_changes: goes on where files changed, with the classes of the run.
         hash_files: also writes down the content of the files, which then decides.
+        most: number of its models, the first ones, to leave it at for now. Defaults to
+            `None`: all.
 
     Returns:
-        The metrics, as `evaluate_run` gives them.
+        The metrics, as `evaluate_run` gives them, or `None` where models are left.
 
     Raises:
         FileExistsError: If `out` holds a run and `resume` is not set.
@@ -113,14 +125,19 @@ def train_run(
             if not (out / CONFIG_FILE).exists():
                 write_file(out / CONFIG_FILE, dump_config(config))
             about |= {"data": str(root), "repeats": repeats}
+            if not (out / UNTRAINED_FILE).exists():
+                untrained = untrained_embedder(config, splits.training, root)
+                untrained.save(out / UNTRAINED_FILE)
             _write_about(out, {"versions": _versions(), **about})
         stack.enter_context(distribute.lost_workers(strategy))
         folds = _folds(config, splits, out, repeats)
-        for index, fold in enumerate(folds):
+        for index, fold in enumerate(folds[:most]):
             if not fold.is_finished:
                 logger.info(_title(index, len(folds), repeats))
                 train_fold(config, fold, root, strategy, verbose)
         distribute.wait_for_workers(strategy)  # until the chief has written the last
+        if not all(fold.is_finished for fold in folds):
+            return None
         metrics = score_run(config, splits, out, strategy)
         with distribute.writable(out, strategy) as directory:
             _write_scores(metrics, out, directory, splits)
@@ -199,7 +216,7 @@ def _write_about(out: Path, about: dict, *more: str) -> None:
         for f in d.iterdir()
         if f.is_file()
     ]
-    files = [out / name for name in (CONFIG_FILE, DATA_FILE, *more)] + models
+    files = [out / f for f in (CONFIG_FILE, DATA_FILE, UNTRAINED_FILE, *more)] + models
     about["sha256"] = {f.relative_to(out).as_posix(): sha256(f) for f in files}
     write_file(out / RUN_FILE, json.dumps(about, indent=2))
 
@@ -244,7 +261,9 @@ def evaluate_run(
 
     Returns:
         dict of `separated` and `concatenated`: for each metric its mean and the half
-        width of its 95 % interval; `models` and `repetitions`: the single scores.
+        width of its 95 % interval; `models` and `repetitions`: the single scores;
+        `untrained`: those of the network before training, pooled and without a head;
+        `by_class`: MAP@R of each test class, by each of the models.
 
     Raises:
         FileNotFoundError: If there is no run, or none of its models is finished.
@@ -332,8 +351,12 @@ def _finished(run: Path) -> list[list[Path]]:
 def load_model(directory: Path) -> keras.Model:
     """The embedder of a finished model."""
     remedy = f"Copy it back, or delete {directory} and train that model by --resume"
-    with reading(f"{directory / EMBEDDER_FILE} must be undamaged", remedy):
-        return keras.models.load_model(directory / EMBEDDER_FILE)
+    return _load(directory / EMBEDDER_FILE, remedy)
+
+
+def _load(path: Path, remedy: str) -> keras.Model:
+    with reading(f"{path} must be undamaged", remedy):
+        return keras.models.load_model(path)
 
 
 def join_embedders(directories: Sequence[Path]) -> keras.Model:
@@ -366,19 +389,39 @@ def score_run(
         for directory in directories:
             with strategy.scope():
                 embedder = load_model(directory)
-            parts.append([embed(embedder, splits.query)])
-            if splits.gallery is not None:
-                parts[-1].append(embed(embedder, splits.gallery))
-            models.append(_evaluate(parts[-1:], splits))
-        joined.append(_evaluate(parts, splits))
-    return {
+            parts.append(_embed(embedder, splits))
+            models.append(_score(parts[-1:], splits))
+        joined.append(mean_scores(_score(parts, splits)))
+    means = [mean_scores(scores) for scores in models]
+    metrics = {
         "dataset": config.data.name,
         "method": config.method,
         "classes": _division(config),
-        "separated": summarize(models),
+        "separated": summarize(means),
         "concatenated": summarize(joined),
-        "models": models,
+        "models": means,
         "repetitions": joined,
+    }
+    # A run of an earlier version has none.
+    if (path := run / UNTRAINED_FILE).exists():
+        with strategy.scope():
+            embedder = _load(path, "Copy it back, or delete it to do without")
+        models.append(_score([_embed(embedder, splits)], splits))
+        metrics["untrained"] = mean_scores(models[-1])
+    return metrics | {"by_class": _by_class(models, splits.query)}
+
+
+def _by_class(models: list[dict], query: Dataset) -> dict:
+    """MAP@R of each test class and model, the last the untrained one."""
+    scored = models[0]["num_references"] > 0
+    labels = query.labels[scored]
+    counts = np.bincount(labels, minlength=query.num_classes)
+    kept = np.flatnonzero(counts)
+    sums = (np.bincount(labels, model["map_at_r"][scored]) for model in models)
+    return {
+        "names": [query.class_names[label] for label in kept],
+        "queries": counts[kept].tolist(),
+        "map_at_r": [(own[kept] / counts[kept]).tolist() for own in sums],
     }
 
 
@@ -398,26 +441,32 @@ def _write_scores(metrics: dict, run: Path, out: Path, splits: Splits) -> None:
     export_trained(embedder, out / "embedder", splits.query)
 
 
-def _evaluate(parts: list[list[np.ndarray]], splits: Splits) -> dict:
-    """Metrics of embeddings side by side: for each model queries, and a gallery."""
+def _embed(embedder: keras.Model, splits: Splits) -> list[np.ndarray]:
+    """Embeddings of the queries, and of the gallery where there is one."""
+    return [embed(embedder, d) for d in (splits.query, splits.gallery) if d is not None]
+
+
+def _score(parts: list[list[np.ndarray]], splits: Splits) -> dict:
+    """Scores of the queries, with the embeddings of some models side by side."""
     query, *gallery = (
         np.concatenate(each, axis=1) for each in zip(*parts, strict=True)
     )
     gallery = [(part, splits.gallery.labels) for part in gallery]
-    return retrieval.evaluate(query, splits.query.labels, *sum(gallery, ()))
+    return retrieval.score_queries(query, splits.query.labels, *sum(gallery, ()))
 
 
 def summarize(scores: Sequence[dict]) -> dict[str, dict[str, float | None]]:
     """`mean` and half the width of the 95 % `interval` of metrics, by Student's t."""
-    summary, count = {}, len(scores)
-    for name in METRICS:
-        values = np.array([score[name] for score in scores], np.float64)
-        interval = None  # not known from a single score
-        if count > 1:
-            error = values.std(ddof=1) / math.sqrt(count)
-            interval = float(stdtrit(count - 1, 0.975) * error)
-        summary[name] = {"mean": float(values.mean()), "interval": interval}
-    return summary
+    return {name: mean_and_interval([s[name] for s in scores]) for name in METRICS}
+
+
+def mean_and_interval(values: Sequence[float]) -> dict[str, float | None]:
+    """Mean and half the width of the 95 % interval of numbers, by Student's t."""
+    count, interval = len(values), None  # not known from a single one
+    if count > 1:
+        error = np.std(values, ddof=1) / math.sqrt(count)
+        interval = float(stdtrit(count - 1, 0.975) * error)
+    return {"mean": float(np.mean(values)), "interval": interval}
 
 
 def _table(models: Sequence[dict], repetitions: Sequence[dict]) -> str:

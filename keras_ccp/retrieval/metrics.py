@@ -76,9 +76,15 @@ def evaluate(
         index,
         allow_approximate,
     )
-    scored = values.pop("num_references") > 0
+    return mean_scores(values)
+
+
+def mean_scores(scores: dict[str, np.ndarray]) -> dict[str, float | int]:
+    """What `evaluate` gives, of what `score_queries` gives."""
+    scored = scores["num_references"] > 0
     # In the order of the queries, whatever order they were handled in.
-    result = {name: float(value[scored].mean()) for name, value in values.items()}
+    result = {k: float(v[scored].mean()) for k, v in scores.items()}
+    del result["num_references"]
     result["num_queries"] = int(scored.sum())
     result["num_skipped"] = int((~scored).sum())
     return result
