@@ -93,6 +93,8 @@ def writable(directory: Path, strategy: tf.distribute.Strategy) -> Iterator[Path
 
 def wait_for_workers(strategy: tf.distribute.Strategy) -> None:
     """Returns once every worker has called it."""
+    if not has_workers(strategy):
+        return
 
     @tf.function
     def meet():

@@ -1,7 +1,7 @@
 """The `keras-ccp` command."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import rich.table
 import rich.text
@@ -189,6 +189,95 @@ def tune(
     _print_plainly(f"Written to {out}: {written}")
 
 
+@app.command()
+def compare(
+    names: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="DATASET METHOD METHOD ... | RUN RUN ...",
+            help="Names of files in configs/, such as: grocery contrastive "
+            "contrastive+proxies contrastive+ccp; or folders of finished runs.",
+        ),
+    ],
+    out: Annotated[Path, typer.Option(help="Folder for runs and page; goes on there.")],
+    data: DataOption = Path("."),
+    folds: Annotated[int, typer.Option(min=2, help="Models of a repetition.")] = 4,
+    seeds: Annotated[int, typer.Option(min=1, help="Repetitions.")] = 2,
+    tried: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--try",
+            help="section.key=value,value,... to choose from by validation. [default: "
+            "a third, one and three times training.learning_rate]",
+        ),
+    ] = None,
+    overrides: OverridesOption = None,
+) -> None:
+    """Compare methods on the same folds, seeds and steps; or runs that are there."""
+    with plain_errors(), shown_logs("keras_ccp.app"):
+        from keras_ccp.app import compare
+        from keras_ccp.app.config import load_config, load_grid
+        from keras_ccp.app.run import CONFIG_FILE
+
+        if all((Path(name) / CONFIG_FILE).exists() for name in names):
+            comparison = compare.compare_runs({name: name for name in names})
+            out.mkdir(parents=True, exist_ok=True)
+            compare.write_comparison(comparison, out)
+        else:
+            dataset, *methods = names
+            split = ["data.split=mlrc", f"data.folds={folds}"]
+            options = [*split, *(overrides or ())]
+            configs = {
+                name: load_config([dataset, *name.split("+")], options)
+                for name in methods
+            }
+            grid = load_grid(tried) if tried else None
+            comparison = compare.compare_methods(configs, data, out, seeds, grid)
+    console.print(_comparison_table(comparison))
+    for line in (*comparison.sentences, *comparison.notes):
+        console.print(line, markup=False)
+    written = ", ".join(compare.FILES)
+    _print_plainly(f"Written to {out}: {written}")
+
+
+def _comparison_table(comparison: Any) -> rich.table.Table:
+    """Methods with their scores, and differences to the first."""
+    table = rich.table.Table(
+        title=f"{comparison.dataset}: {comparison.num_models} models of each method on "
+        f"{comparison.num_classes} unseen classes, %",
+        caption="± 95 % interval over models; diff.: MAP@R less that of "
+        f"{comparison.methods[0].name}",
+    )
+    table.add_column("")
+    for column in ("MAP@R", "diff.", "P@1", "proj.", "steps", "min"):
+        table.add_column(column, justify="right", no_wrap=True)
+    differences = {each.first: each for each in comparison.differences}
+    for method in comparison.methods:
+        difference = differences.get(method.name)
+        table.add_row(
+            method.name,
+            _percent(method.map_at_r),
+            f"{100 * difference.mean:+.2f}" if difference else "",
+            _percent(method.precision_at_1),
+            f"{method.projections:.1f}",
+            f"{method.steps:,.0f}",
+            f"{method.seconds / 60:.1f}",
+        )
+    if comparison.untrained:
+        cells = [
+            f"{100 * comparison.untrained[key]:.2f}"
+            for key in ("map_at_r", "precision_at_1")
+        ]
+        table.add_row("no training", cells[0], "", cells[1], "", "0", "", style="dim")
+    return table
+
+
+def _percent(score: dict) -> str:
+    half = score["interval"]
+    width = "" if half is None else f" ± {100 * half:.2f}"
+    return f"{100 * score['mean']:.2f}{width}"
+
+
 def _score_table(metrics: dict) -> rich.table.Table:
     """The row of a run beside the published one."""
     from keras_ccp.app.config import published_row
@@ -204,15 +293,13 @@ def _score_table(metrics: dict) -> rich.table.Table:
         ("each model alone", "separated", "128D"),
         ("all side by side", "concatenated", "512D"),
     ):
-        cells = []
-        for score in metrics[key].values():
-            half = score["interval"]
-            width = "" if half is None else f" ± {100 * half:.2f}"
-            cells.append(f"{100 * score['mean']:.2f}{width}")
-        table.add_row(name, *cells)
+        table.add_row(name, *map(_percent, metrics[key].values()))
         if reference in published:
             values = [f"{value:.2f}" for value in published[reference]]
             table.add_row(f"  published, {reference}", *values, style="dim")
+    if untrained := metrics.get("untrained"):
+        values = [f"{100 * untrained[key]:.2f}" for key in metrics["separated"]]
+        table.add_row("no training", *values, style="dim")
     return table
 
 

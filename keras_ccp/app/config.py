@@ -463,14 +463,24 @@ def load_config(
             merged = _merge(merged, values if name in names else {})
     # The name first, since it clears the arguments of another.
     for override in sorted(overrides, key=lambda o: not o.startswith("loss.name=")):
-        key, equals, text = override.partition("=")
-        if not equals or not key:
-            raise ValueError(
-                f"An override must be `section.key=value`. Received: {override!r}\n"
-                "Such as: --set training.batch_size=64"
-            )
-        merged = _merge(merged, _nested(key, _parse(text, f"The value of {override}")))
+        merged = _merge(merged, _nested(*_override(override)))
     return check_config(merged, " ".join(map(str, parts)))
+
+
+def _override(text: str) -> tuple[str, Any]:
+    key, equals, value = text.partition("=")
+    if not equals or not key:
+        raise ValueError(
+            f"An override must be `section.key=value`. Received: {text!r}\n"
+            "Such as: --set training.batch_size=64"
+        )
+    return key, _parse(value, f"The value of {text}")
+
+
+def load_grid(texts: Sequence[str]) -> dict[str, list]:
+    """Values to try, of `"section.key=value,value,..."`."""
+    pairs = (text.partition("=") for text in texts)
+    return dict(_override(f"{key}=[{values}]") for key, _, values in pairs)
 
 
 def check_config(values: dict[str, Any], source: str = "config") -> Config:

@@ -77,7 +77,10 @@ def plain_errors() -> Iterator[None]:
 
     What the package logs in the `with` block is printed as well.
     """
-    logging.getLogger("keras_ccp").addHandler(_handler)
+    log = logging.getLogger("keras_ccp")
+    log.addHandler(_handler)
+    # TensorFlow's handler at the root would print all of it once more.
+    propagate, log.propagate = log.propagate, False
     try:
         yield
     except (ValueError, TypeError, OSError, ImportError) as error:
@@ -85,7 +88,8 @@ def plain_errors() -> Iterator[None]:
         errors.print(f"[red]Error:[/red] {message}", soft_wrap=True)
         raise typer.Exit(1) from None
     finally:
-        logging.getLogger("keras_ccp").removeHandler(_handler)
+        log.removeHandler(_handler)
+        log.propagate = propagate
 
 
 @contextlib.contextmanager
