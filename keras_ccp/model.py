@@ -16,6 +16,7 @@ from keras_ccp import distribute, losses, pipeline, retrieval
 from keras_ccp.datasets import Dataset
 from keras_ccp.images import BrokenImage, failure
 from keras_ccp.layers import normalization_layer, normalized
+from keras_ccp.losses.reach import within_reach
 from keras_ccp.pipeline import EvaluationData
 
 logger = logging.getLogger("keras_ccp")
@@ -198,7 +199,7 @@ class CCPModel(keras.Model):
         """This replica's share of the loss; the shares add up to the whole."""
         labels = tf.reshape(tf.cast(y, "int32"), (-1,))
         if self.proxies_per_class:
-            rows = self.loss.pairs(labels, y_pred, *self._proxy_rows())
+            rows = self.loss.pairs(labels, y_pred, *self._proxy_rows(labels, y_pred))
             rows = losses.pair_loss.as_rows(rows, labels)
             if self.in_batch_weight:
                 rows += self.in_batch_weight * self.loss.call(labels, y_pred)
@@ -213,8 +214,8 @@ class CCPModel(keras.Model):
             mean.update_state(value)
         return loss / distribute.num_replicas()
 
-    def _proxy_rows(self):
-        """`(n,)` labels and `(n, dim)` normalised embeddings a batch is compared to."""
+    def _proxy_rows(self, labels, embeddings):
+        """`(n,)` labels and `(n, dim)` normalised rows that a batch is compared to."""
         classes = np.arange(self.num_classes, dtype="int32")
         classes = np.repeat(classes, self.proxies_per_class)
         if self.samples is not None:
@@ -222,7 +223,10 @@ class CCPModel(keras.Model):
             return classes, self(images, training=not self.head_alone)
         proxies = tf.reshape(self.proxies, (-1, self.proxies.shape[-1]))
         # Where only directions count the normalisation would be for nothing.
-        return classes, proxies if self.loss.ignores_length else self.normalize(proxies)
+        normalize = tf.identity if self.loss.ignores_length else self.normalize
+        # XLA has to know how many rows there are.
+        reach = np.inf if self.jit_compile else self.loss.reach
+        return within_reach(reach, labels, embeddings, classes, proxies, normalize)
 
     def train_step(self, data):
         images, labels, sample_weight = keras.utils.unpack_x_y_sample_weight(data)

@@ -63,6 +63,13 @@ class ContrastiveLoss(PairLoss):
         }
         super().__init__(_contrastive, reduction, name, mining=mining, **margins)
 
+    @property
+    def reach(self) -> float:
+        # Mining may look at all references, and so may the pairs of a subclass.
+        is_own = getattr(self.pairs, "__func__", None) is PairLoss.pairs
+        is_all = is_own and self.formula is _contrastive and self.mining is None
+        return self.negative_margin if is_all else super().reach
+
 
 def _contrastive(
     labels,

@@ -1,5 +1,6 @@
 """The contract of every loss over pairs."""
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -68,6 +69,11 @@ class PairLoss(keras.losses.Loss):
     def ignores_length(self) -> bool:
         """Whether only the directions of the vectors have an effect."""
         return getattr(self, "similarity", None) == "cosine"
+
+    @property
+    def reach(self) -> float:
+        """Distance beyond which references of other classes have no effect."""
+        return math.inf
 
     def __call__(self, y_true, y_pred, sample_weight=None):
         # Keras' own would make float32 of the labels, which has no 2^24 + 1.
