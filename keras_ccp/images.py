@@ -222,10 +222,15 @@ def _jpeg_shape(encoded: tf.Tensor) -> tf.Tensor:
     """Height and width (2,) of a JPEG that is not too large."""
     with tf.name_scope(_HINT):
         shape = tf.io.extract_jpeg_shape(encoded)[:2]
-        size = tf.reduce_prod(tf.cast(shape, tf.int64))
-        is_small = tf.debugging.Assert(size <= MAX_PIXELS, [_TOO_LARGE, size])
-    with tf.control_dependencies([is_small]):
+    with tf.control_dependencies([_is_small(shape)]):
         return tf.identity(shape)
+
+
+def _is_small(shape: tf.Tensor) -> tf.Operation:
+    """Asserts that an image of some height and width may be decoded."""
+    with tf.name_scope(_HINT):
+        size = tf.reduce_prod(tf.cast(shape, tf.int64))
+        return tf.debugging.Assert(size <= MAX_PIXELS, [_TOO_LARGE, size])
 
 
 def _decode_other(encoded: tf.Tensor) -> tf.Tensor:
@@ -273,8 +278,11 @@ def _decode_portable(encoded: tf.Tensor) -> tf.Tensor:
     """Decodes what is not a JPEG, in the graph."""
 
     def of_png() -> tf.Tensor:
-        # Not channels=4: of a 1-bit image that makes an alpha of 1.
-        image = tf.io.decode_png(encoded)
+        sides = tf.strings.substr(encoded, 16, 8)
+        sides = tf.io.decode_raw(sides, tf.int32, little_endian=False)
+        with tf.control_dependencies([_is_small(sides)]):
+            # Not channels=4: of a 1-bit image that makes an alpha of 1.
+            image = tf.io.decode_png(encoded)
         shape = tf.shape(image)
 
         def on_white() -> tf.Tensor:
@@ -285,10 +293,19 @@ def _decode_portable(encoded: tf.Tensor) -> tf.Tensor:
         pixels = tf.cond(shape[2] % 2 == 0, on_white, lambda: image)
         return tf.broadcast_to(pixels, (shape[0], shape[1], 3))
 
+    def of_gif() -> tf.Tensor:
+        sides = tf.io.decode_raw(tf.strings.substr(encoded, 6, 4), tf.uint16)
+        with tf.control_dependencies([_is_small(sides)]):
+            return of_rest()
+
+    def of_rest() -> tf.Tensor:
+        return tf.io.decode_image(encoded, channels=3, expand_animations=False)
+
+    mark = tf.strings.substr(encoded, 0, 4)
     return tf.cond(
-        tf.strings.substr(encoded, 0, 4) == b"\x89PNG",
+        mark == b"\x89PNG",
         of_png,
-        lambda: tf.io.decode_image(encoded, channels=3, expand_animations=False),
+        lambda: tf.cond(mark == b"GIF8", of_gif, of_rest),
     )
 
 

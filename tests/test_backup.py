@@ -464,11 +464,14 @@ class Gathers(keras.callbacks.Callback):
 
 def test_what_is_not_resumed_is_named(tmp_path, caplog):
     with contextlib.suppress(Killed):
-        run(tmp_path, started(), [Gathers(3), Kill(2)])
+        checkpoint = keras.callbacks.ModelCheckpoint(tmp_path / "m.keras", save_freq=3)
+        run(tmp_path, started(), [Gathers(3), checkpoint, Kill(2)])
     assert not caplog.text.count("not resumed")
     gathers = Gathers(5)
-    run(tmp_path, callbacks=[gathers, Kill(None)])
+    checkpoint = keras.callbacks.ModelCheckpoint(tmp_path / "m.keras", save_freq=3)
+    run(tmp_path, callbacks=[gathers, checkpoint, Kill(None)])
     assert "not resumed of Gathers 1: seen" in caplog.text
+    assert "ModelCheckpoint 1: the batches counted for `save_freq`" in caplog.text
     assert gathers.count == NUM_EPOCHS and gathers.patience == 5
 
 

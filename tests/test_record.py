@@ -285,7 +285,21 @@ def test_damage_is_named(copy, damage):
     assert found == sealed
 
 
-# A run that is not finished has no checksums yet.
+def test_damage_of_a_finished_model_is_named_before_the_run_is_finished(
+    whole, tmp_path
+):
+    root, _, _ = whole
+    out = tmp_path / "run"
+    assert train_run(config(), root, out, verbose=0, most=1) is None
+    path = out / "repeat0/fold0/embedder.keras"
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match="embedder.keras must be as it was written"):
+        train_run(config(), None, out, resume=True, verbose=0)
+
+
+# Files whose checksums are not written.
 @pytest.mark.parametrize(
     ("name", "content", "command"),
     [

@@ -6,6 +6,7 @@ of PyTorch files, `tests/test_config.py` for configurations.
 """
 
 import contextlib
+import hashlib
 import io
 import json
 import logging
@@ -396,6 +397,18 @@ def test_flips_in_an_index_are_noticed(index, photos):
         )
         assert refused(invoke(*command), "is changed")
         file.write_bytes(content)
+
+
+def test_rows_that_unpack_to_any_size_are_refused(index, photos):
+    manifest = read_manifest(index / "index.json")
+    content = io.BytesIO()
+    np.savez_compressed(content, embeddings=np.zeros((10**6, 8)), ids=np.zeros(10**6))
+    name = f"rows-{hashlib.sha256(content.getvalue()).hexdigest()[:16]}.npz"
+    (index / name).write_bytes(content.getvalue())
+    checksum = hashlib.sha256(content.getvalue()).hexdigest()
+    manifest["rows"] = {"name": name, "sha256": checksum}
+    write_manifest(index / "index.json", manifest)
+    assert refused(invoke("search", index, photos / "a.png"), "rows are compressed")
 
 
 def test_names_cannot_steer_the_terminal(index, photos):

@@ -24,7 +24,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-ConfigArgument = Annotated[
+NamesArgument = Annotated[
     list[str],
     typer.Argument(
         metavar="DATASET METHOD | FILE.yaml",
@@ -58,7 +58,7 @@ TrustOption = Annotated[
 
 @app.command()
 def doctor(
-    config: ConfigArgument,
+    names: NamesArgument,
     data: DataOption = Path("."),
     overrides: OverridesOption = None,
 ) -> None:
@@ -67,7 +67,7 @@ def doctor(
         from keras_ccp.app.config import load_config
         from keras_ccp.app.doctor import diagnose, findings_text, has_errors
 
-        findings = diagnose(load_config(config, overrides or ()), data)
+        findings = diagnose(load_config(names, overrides or ()), data)
     console.print(findings_text(findings))
     if has_errors(findings):
         raise typer.Exit(1)
@@ -76,7 +76,7 @@ def doctor(
 @app.command()
 def train(
     out: Annotated[Path, typer.Option(help="Folder for the run.")],
-    config: ConfigArgument = (),
+    names: NamesArgument = (),
     data: RunDataOption = None,
     overrides: OverridesOption = None,
     repeat: Annotated[
@@ -102,12 +102,12 @@ def train(
         from keras_ccp.app.config import load_config
         from keras_ccp.app.run import CONFIG_FILE, load_run_config, train_run
 
-        if resume and not config:
+        if resume and not names:
             load_run_config(out)  # which says where there is none
-            config = [str(out / CONFIG_FILE)]
+            names = [str(out / CONFIG_FILE)]
         if devices is not None:
             overrides = [*(overrides or ()), f"distribution.devices={devices}"]
-        experiment = load_config(config, overrides or ())
+        experiment = load_config(names, overrides or ())
         metrics = train_run(
             experiment,
             data,
@@ -155,7 +155,7 @@ def report(
 
 @app.command()
 def tune(
-    config: ConfigArgument,
+    names: NamesArgument,
     out: Annotated[Path, typer.Option(help="Folder for the study; goes on there.")],
     data: DataOption = Path("."),
     trials: Annotated[int, typer.Option(min=1, help="Trials in the end.")] = 20,
@@ -167,10 +167,10 @@ def tune(
         from keras_ccp.app.config import load_config
 
         overrides = overrides or []
-        experiment = load_config(config, overrides)
+        experiment = load_config(names, overrides)
         # A schedule that is shortened for the trials is not that of the best.
         kept = [o for o in overrides if o.partition("=")[0] not in tuning.SCHEDULE]
-        full = load_config(config, kept)
+        full = load_config(names, kept)
         summary = tuning.tune(experiment, data, out, trials, full=full)
     console.print(
         f"{summary['complete']} trials complete, {summary['pruned']} pruned. "

@@ -135,6 +135,8 @@ def train_run(
             if not fold.is_finished:
                 logger.info(_title(index, len(folds), repeats))
                 train_fold(config, fold, root, strategy, verbose)
+                if distribute.is_chief(strategy):
+                    _write_about(out, read_about(out))  # with its checksums
         distribute.wait_for_workers(strategy)  # until the chief has written the last
         if not all(fold.is_finished for fold in folds):
             return None

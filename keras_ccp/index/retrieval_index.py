@@ -361,6 +361,12 @@ class RetrievalIndex:
             if kept.get("format") != _FORMAT:
                 refuse_damaged(path, [f"the format is {kept.get('format')!r}"])
             content = _read_part(path, kept["rows"]).read_bytes()
+            with zipfile.ZipFile(io.BytesIO(content)) as archive:
+                # What is compressed, which `save` does not do, may have any size.
+                if any(
+                    m.compress_type != zipfile.ZIP_STORED for m in archive.infolist()
+                ):
+                    refuse_damaged(path, ["its rows are compressed"])
             with np.load(io.BytesIO(content), allow_pickle=False) as arrays:
                 columns = [arrays.get(name) for name in ("embeddings", "ids", "labels")]
             index = cls(*columns, **{name: kept[name] for name in names})
