@@ -8,7 +8,7 @@ from test_cli import SMALL, invoke
 from test_run import small_config
 
 from keras_ccp.app.compare import compare_methods, compare_runs
-from keras_ccp.app.config import load_config, with_values
+from keras_ccp.app.config import load_config
 from keras_ccp.app.run import train_run
 
 
@@ -107,7 +107,7 @@ def test_runs_that_cannot_be_compared(change, message, tmp_path):
 @pytest.fixture(scope="module")
 def methods():
     ccp = small_config()
-    pairs = with_values(ccp, {"model.proxies_per_class": 0, "method": "MS"})
+    pairs = ccp.with_values({"model.proxies_per_class": 0, "method": "MS"})
     return {"ms": pairs, "ms+ccp": ccp}
 
 
@@ -140,8 +140,8 @@ def test_each_method_is_tuned_on_validation_and_trained_on_all_folds(compared):
 def test_scores_are_those_of_a_run_with_the_chosen_values(compared, methods, tmp_path):
     _, comparison = compared
     best = comparison.methods[1]
-    config = with_values(
-        methods["ms+ccp"], {**best.trials[0].values, "callback.stop_patience": 5}
+    config = methods["ms+ccp"].with_values(
+        {**best.trials[0].values, "callback.stop_patience": 5}
     )
     alone = train_run(config, ".", tmp_path / "alone", verbose=0)
     assert best.map_at_r == alone["separated"]["map_at_r"]
@@ -185,7 +185,7 @@ def test_the_page_holds_all_methods_and_sentences(compared):
 )
 def test_methods_must_be_alike_in_what_is_not_compared(values, methods, tmp_path):
     (key,) = values
-    unlike = {**methods, "other": with_values(methods["ms"], values)}
+    unlike = {**methods, "other": methods["ms"].with_values(values)}
     with pytest.raises(ValueError, match=f"(?s){key}.*in other\nGive them one value"):
         compare_methods(unlike, ".", tmp_path / "out")
     assert not (tmp_path / "out").exists()
@@ -220,4 +220,4 @@ def test_one_method_is_not_enough(tmp_path):
 def test_proxies_that_stay_are_those_of_ccp():
     stay = load_config(["omniglot", "contrastive", "proxies"])
     ccp = load_config(["omniglot", "contrastive", "ccp"])
-    assert stay == with_values(ccp, {"callback.max_projections": 0})
+    assert stay == ccp.with_values({"callback.max_projections": 0})

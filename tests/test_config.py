@@ -6,11 +6,8 @@ import yaml
 from keras_ccp.app.config import (
     Config,
     DistributionConfig,
-    changed_values,
     check_config,
-    dump_config,
     load_config,
-    with_values,
 )
 
 SMALL = {"method": "C2", "data": {"name": "emoji"}, "loss": {"name": "contrastive"}}
@@ -341,9 +338,9 @@ def test_arguments_of_another_loss_do_not_carry_over(write):
 def test_changed_values(load):
     lower = load("loss.arguments.negative_margin=0.4", "distribution.devices=2")
     upper = load("training.learning_rate=0.01", "loss.memory.batches=3", "method=C1")
-    assert changed_values(lower, lower, "then") == ""
-    assert changed_values(load(), load("distribution.devices=2"), "then") == ""
-    assert changed_values(lower, upper, "in the run").split("; ") == [
+    assert lower.changes(lower, "then") == ""
+    assert load().changes(load("distribution.devices=2"), "then") == ""
+    assert lower.changes(upper, "in the run").split("; ") == [
         'method: "C2" in the run, "C1" now',
         "loss.arguments.negative_margin: 0.4 in the run, not given now",
         "loss.memory: null in the run, not given now",
@@ -364,8 +361,8 @@ def test_override_must_have_its_form(load, override):
 
 def test_other_values_of_a_config():
     config = check_config(SMALL)
-    changed = with_values(
-        config, {"loss.arguments.negative_margin": 0.4, "loss.memory.batches": 2}
+    changed = config.with_values(
+        {"loss.arguments.negative_margin": 0.4, "loss.memory.batches": 2}
     )
     assert changed.loss.arguments == {"negative_margin": 0.4}
     assert changed.loss.memory.batches == 2
@@ -389,8 +386,8 @@ def test_other_values_of_a_config():
 def test_dumped_config_loads_as_the_same(load, tmp_path, overrides):
     config = load(*overrides)
     path = tmp_path / "dumped.yaml"
-    path.write_text(dump_config(config), encoding="utf-8")
+    path.write_text(config.to_yaml(), encoding="utf-8")
     loaded = load_config(path)
     assert isinstance(loaded, Config)
     assert loaded == config
-    assert dump_config(loaded) == dump_config(config)
+    assert loaded.to_yaml() == config.to_yaml()

@@ -16,7 +16,7 @@ import tensorflow as tf
 
 import keras_ccp
 from keras_ccp import retrieval
-from keras_ccp.app.config import check_config, dump_config
+from keras_ccp.app.config import check_config
 from keras_ccp.app.page import environment, thumbnail
 from keras_ccp.app.report import report, write_report
 from keras_ccp.app.report.charts import line_chart, padded_range, round_numbers
@@ -31,7 +31,7 @@ from keras_ccp.app.report.scores import (
     confusions,
     most_confused_with,
 )
-from keras_ccp.app.run import count_models, evaluate_run
+from keras_ccp.app.run import evaluate_run
 from keras_ccp.app.splits import Splits
 from keras_ccp.datasets import Dataset
 
@@ -282,7 +282,7 @@ def run(tmp_path_factory):
     for seed in range(4):
         directory = out / f"repeat{seed // 2}" / f"fold{seed % 2}"
         write_model(directory, (16, 16, 3), lines if seed % 2 else None, seed)
-    (out / "config.yaml").write_text(dump_config(config), "utf-8")
+    (out / "config.yaml").write_text(config.to_yaml(), "utf-8")
     # Metrics that are not there are made.
     return write_report(out, root), evaluate_run(out, root)
 
@@ -375,7 +375,7 @@ def test_published_row_and_gallery_of_its_own(tmp_path, monkeypatch, caplog):
     )
     out = tmp_path / "run"
     write_model(out / "repeat0" / "fold0", (8, 8, 3))
-    (out / "config.yaml").write_text(dump_config(chosen({"name": "in_shop"})))
+    (out / "config.yaml").write_text(chosen({"name": "in_shop"}).to_yaml())
     names = ("precision_at_1", "precision_at_r", "map_at_r")
     single = dict.fromkeys(names, {"mean": 0.125, "interval": None})
     metrics = {"dataset": "in_shop", "method": "C2", "separated": single}
@@ -398,13 +398,10 @@ def test_published_row_and_gallery_of_its_own(tmp_path, monkeypatch, caplog):
     assert page.text.count("✓") + page.text.count("✗") == 2 + (2 + 2 + 6) * 5
 
 
-def test_number_of_models_of_a_run(tmp_path):
-    folds = chosen({"name": "emoji", "split": "mlrc", "folds": 3})
-    conventional = chosen({"name": "emoji", "split": "conventional"})
-    for number in (1, 2):  # of the second repetition there is no model yet
-        (tmp_path / f"repeat{number}").mkdir()
-        assert count_models(tmp_path, folds) == 3 * number
-        assert count_models(tmp_path, conventional) == number
+def test_number_of_models_of_a_repetition():
+    data = {"name": "emoji", "folds": 3}
+    assert chosen({**data, "split": "mlrc"}).data.num_models == 3
+    assert chosen({**data, "split": "conventional"}).data.num_models == 1
 
 
 def test_pictures_name_their_files(tmp_path):

@@ -18,7 +18,7 @@ import yaml
 
 from keras_ccp import datasets, losses
 from keras_ccp.app import tuning
-from keras_ccp.app.config import check_config, load_config, with_values
+from keras_ccp.app.config import check_config, load_config
 from keras_ccp.app.fold import Fold, train_fold
 from keras_ccp.app.splits import fold_splits, load_splits
 from keras_ccp.app.tuning import (
@@ -94,7 +94,7 @@ def test_ends_of_the_ranges_are_valid(name, end):
         f"loss.arguments.{argument}" for argument in LOSS_RANGES[name]
     }
     values = {key: getattr(parameter.range, end) for key, parameter in space.items()}
-    changed = with_values(config, values)
+    changed = config.with_values(values)
     assert changed.model.proximal_weight == {"low": 1e-5, "high": 0.1}[end]
     assert changed.model.proxies_per_class == {"low": 1, "high": 3}[end]  # pool_size
     place = {"low": 0, "high": 1}[end]
@@ -215,7 +215,7 @@ def test_best_and_files(whole):
     assert summary["complete"] + summary["pruned"] == 12
 
     best = load_config(out / "best.yaml")
-    assert best == with_values(small_config(), summary["values"])
+    assert best == small_config().with_values(summary["values"])
     assert height(best) == summary["map_at_r"]
     assert best.model.proxies_per_class == summary["values"][PER_CLASS]
     rows = table(out)
@@ -383,7 +383,7 @@ def test_lambda_without_a_projection_is_not_recommended(stand_in, whole, tmp_pat
     assert summary["projected"] == 0
     assert summary["without_effect"] == [PROXIMAL_WEIGHT]
     best = load_config(tmp_path / "best.yaml")
-    assert best == with_values(full, summary["values"])
+    assert best == full.with_values(summary["values"])
     assert best.model.proximal_weight == full.model.proximal_weight
     assert "lambda had no effect" in (tmp_path / "best.yaml").read_text()
     assert [row["projections"] for row in table(tmp_path)] == ["0"] * 3
@@ -496,7 +496,7 @@ def test_killed_study_goes_on(tmp_path):
     training = load_splits(config.data, ".").training
     splits = fold_splits(config.data, training)[0]
     fold = Fold(*splits, tmp_path / "alone", config.seed)
-    train_fold(with_values(config, values), fold, ".", tf.distribute.get_strategy(), 0)
+    train_fold(config.with_values(values), fold, ".", tf.distribute.get_strategy(), 0)
     summary = json.loads((fold.directory / "fold.json").read_text())
     assert rows[2]["map_at_r"] == f"{summary['validation']['map_at_r']:.6f}"
     assert len((fold.directory / "log.csv").read_text().splitlines()) == 1 + 3

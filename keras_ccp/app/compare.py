@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from keras_ccp.app.config import Config, changed_values, with_values
+from keras_ccp.app.config import Config
 from keras_ccp.app.fold import SUMMARY_FILE
 from keras_ccp.app.page import render
 from keras_ccp.app.report.charts import padded_range, round_numbers
@@ -31,7 +31,13 @@ Grid = Mapping[str, Sequence[Any]]
 
 @dataclasses.dataclass(frozen=True)
 class Trial:
-    """Values by key, the folder of their run, and MAP@R on validation classes."""
+    """What was tried for a method.
+
+    Args:
+        values: by key.
+        run: folder of the run that began with it.
+        map_at_r: of its first model on validation classes.
+    """
 
     values: dict[str, Any]
     run: Path
@@ -160,11 +166,11 @@ def compare_methods(
             logger.info("method %d of %d: %s", number, len(methods), name)
             # So that each makes all steps.
             most = config.training.max_evaluations
-            config = with_values(config, {"callback.stop_patience": most})
+            config = config.with_values({"callback.stop_patience": most})
             folder = out / name.replace(os.sep, "_")
             trials[name] = _tried(config, root, folder, seeds, grid, verbose)
             best = trials[name][0]
-            _train(with_values(config, best.values), root, best.run, seeds, verbose)
+            _train(config.with_values(best.values), root, best.run, seeds, verbose)
         comparison = compare_runs({name: own[0].run for name, own in trials.items()})
         comparison = dataclasses.replace(
             comparison,
@@ -185,7 +191,7 @@ def _tried(config, root, folder, seeds, grid, verbose) -> list[Trial]:
         label = ", ".join(f"{k}={v}" for k, v in values.items()) or "as given"
         logger.info("%s, %s", folder.name, label)
         run = folder / label
-        _train(with_values(config, values), root, run, seeds, verbose, most=1)
+        _train(config.with_values(values), root, run, seeds, verbose, most=1)
         summary = read_json(run / "repeat0/fold0" / SUMMARY_FILE, "validation")
         trials.append(Trial(values, run, summary["validation"]["map_at_r"]))
     return sorted(trials, key=lambda trial: -trial.map_at_r)
@@ -194,7 +200,7 @@ def _tried(config, root, folder, seeds, grid, verbose) -> list[Trial]:
 def _check_alike(methods: Mapping[str, Config]) -> None:
     first, *others = _at_least_two(methods)
     for name in others:
-        changed = changed_values(methods[first], methods[name], f"in {first}")
+        changed = methods[first].changes(methods[name], f"in {first}")
         unlike = [
             part
             for part in changed.split("; ")
@@ -235,7 +241,7 @@ def _train(config, root, run, seeds, verbose, most=None):
     """Trains models of a run that are not there yet."""
     if (run / METRICS_FILE).exists():
         models = read_json(run / METRICS_FILE, "models")["models"]
-        if len(models) >= seeds * config.data.folds:
+        if len(models) >= seeds * config.data.num_models:
             return
     train_run(config, root, run, seeds, resume=True, verbose=verbose, most=most)
 

@@ -98,6 +98,19 @@ class DataConfig(Section):
         """Whether classes to train and to test are divided here."""
         return self.name in _UNSPLIT
 
+    @property
+    def division(self) -> str:
+        """How classes are divided into those to train and to test."""
+        if not self.is_unsplit:
+            return "published split"
+        by = "id" if self.split_seed is None else f"seed {self.split_seed}"
+        return f"classes split by {by}"
+
+    @property
+    def num_models(self) -> int:
+        """Models of one repetition."""
+        return self.folds if self.split == "mlrc" else 1
+
 
 class EmbedderConfig(Section):
     """The network: its backbone and the arguments of `build_embedder`.
@@ -304,6 +317,33 @@ class Config(Section):
                 f"{self.model.proxies_per_class}, which are chosen from it"
             )
         return self
+
+    def with_values(self, values: dict[str, Any]) -> "Config":
+        """The same experiment with other values, by `"section.key"`."""
+        merged = self.model_dump()
+        for key, value in values.items():
+            merged = _merge(merged, _nested(key, value))
+        return check_config(merged)
+
+    def to_yaml(self) -> str:
+        """YAML of all values, which `load_config` reads."""
+        return yaml.dump(self.model_dump(), Dumper=_Dumper, sort_keys=False)
+
+    def changes(self, now: "Config", where: str) -> str:
+        """`"section.key: value `where`, value now; ..."` of what differs, or `""`.
+
+        The devices are not compared: on others it is the same experiment.
+        """
+        old, new = (
+            {key: json.dumps(value) for key, value in _flat(part.model_dump())}
+            for part in (self, now)
+        )
+        return "; ".join(
+            f"{key}: {old.get(key, 'not given')} {where}, "
+            f"{new.get(key, 'not given')} now"
+            for key in {**old, **new}
+            if old.get(key) != new.get(key) and not key.startswith("distribution.")
+        )
 
 
 def _flat(values: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -543,45 +583,7 @@ def _nearest(place: str, valid: Sequence[str]) -> list[str]:
     return []
 
 
-# ==== Writing and comparing ====
-
-
-def with_values(config: Config, values: dict[str, Any]) -> Config:
-    """The same experiment with other values.
-
-    Args:
-        config: a validated configuration.
-        values: by `"section.key"`.
-    """
-    merged = config.model_dump()
-    for key, value in values.items():
-        merged = _merge(merged, _nested(key, value))
-    return check_config(merged)
-
-
-def dump_config(config: Config) -> str:
-    """YAML of the resolved configuration, which `load_config` reads.
-
-    Args:
-        config: a validated configuration.
-    """
-    return yaml.dump(config.model_dump(), Dumper=_Dumper, sort_keys=False)
-
-
-def changed_values(then: Config, now: Config, where: str) -> str:
-    """`"section.key: value `where`, value now; ..."` of what differs, or `""`.
-
-    The devices are not compared: on others it is the same experiment.
-    """
-    old, new = (
-        {key: json.dumps(value) for key, value in _flat(part.model_dump())}
-        for part in (then, now)
-    )
-    return "; ".join(
-        f"{key}: {old.get(key, 'not given')} {where}, {new.get(key, 'not given')} now"
-        for key in {**old, **new}
-        if old.get(key) != new.get(key) and not key.startswith("distribution.")
-    )
+# ==== Published results ====
 
 
 def published_row(dataset: str, method: str) -> dict[str, list[float]] | None:

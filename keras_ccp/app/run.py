@@ -18,7 +18,7 @@ import tensorflow as tf
 from scipy.special import stdtrit
 
 from keras_ccp import distribute, retrieval
-from keras_ccp.app.config import Config, changed_values, dump_config, load_config
+from keras_ccp.app.config import Config, load_config
 from keras_ccp.app.fold import (
     EMBEDDER_FILE,
     SUMMARY_FILE,
@@ -123,7 +123,7 @@ def train_run(
             remedy = "Put them back, or if this is meant: --accept-changes"
             keep_record(out, then, now, None if accept_changes else remedy)
             if not (out / CONFIG_FILE).exists():
-                write_file(out / CONFIG_FILE, dump_config(config))
+                write_file(out / CONFIG_FILE, config.to_yaml())
             about |= {"data": str(root), "repeats": repeats}
             if not (out / UNTRAINED_FILE).exists():
                 untrained = untrained_embedder(config, splits.training, root)
@@ -140,7 +140,7 @@ def train_run(
         distribute.wait_for_workers(strategy)  # until the chief has written the last
         if not all(fold.is_finished for fold in folds):
             return None
-        metrics = score_run(config, splits, out, strategy)
+        metrics = score_run(out, splits, strategy)
         with distribute.writable(out, strategy) as directory:
             _write_scores(metrics, out, directory, splits)
         if distribute.is_chief(strategy):
@@ -170,7 +170,7 @@ def _refuse_another(out: Path, config: Config, resume: bool) -> None:
         return
     if not resume:
         raise FileExistsError(f"{out} holds a run\nGo on with it by --resume")
-    if changed := changed_values(load_run_config(out), config, "in the run"):
+    if changed := load_run_config(out).changes(config, "in the run"):
         raise ValueError(
             f"`config` must be that of the run in {out}. Received: {changed}\n"
             "Give the same names or file and --set, or choose another --out"
@@ -277,20 +277,20 @@ def evaluate_run(
         check_folder("out", out := Path(out))
         if (out / CONFIG_FILE).exists():
             raise FileExistsError(f"{out} holds a run\nGive scores another folder")
-    config = load_run_config(run)
-    splits, _, _ = load_run_splits(run, config, root)
-    if message := unfinished(run, config):
+    splits, _, _ = load_run_splits(run, root)
+    if message := unfinished(run):
         logger.warning("%s: %s", run, message)
-    metrics = score_run(config, splits, run)
+    metrics = score_run(run, splits)
     if out is not None:
         _write_scores(metrics, run, out, splits)
     return metrics
 
 
 def load_run_splits(
-    run: Path, config: Config, root: str | os.PathLike | None = None
+    run: Path, root: str | os.PathLike | None = None
 ) -> tuple[Splits, Path, str]:
     """The classes of a run, the folder of their files, and what changed in them."""
+    config = load_run_config(run)
     check_files(run)
     about, then = read_about(run), read_record(run)
     root = Path(root or about.get("data", ".")).absolute()
@@ -323,19 +323,15 @@ def load_run_config(run: str | os.PathLike) -> Config:
     return load_config(path)
 
 
-def unfinished(run: Path, config: Config) -> str:
+def unfinished(run: Path) -> str:
     """A line to say of a run whose models are not all finished, or nothing."""
-    finished, count = sum(map(len, _finished(run))), count_models(run, config)
+    # Of the repetitions that began, or that were asked for.
+    begun, asked = len(list(run.glob("repeat*"))), read_about(run).get("repeats", 1)
+    finished = sum(map(len, _finished(run)))
+    count = load_run_config(run).data.num_models * max(begun, asked)
     if finished >= count:
         return ""
     return f"{finished} of {count} models are finished: not the protocol's result"
-
-
-def count_models(run: Path, config: Config) -> int:
-    """How many models a run has when all that it was asked for are finished."""
-    folds = config.data.folds if config.data.split == "mlrc" else 1
-    begun = len(list(run.glob("repeat*")))
-    return folds * max(begun, read_about(run).get("repeats", 1))
 
 
 def _finished(run: Path) -> list[list[Path]]:
@@ -378,12 +374,10 @@ def join_embedders(directories: Sequence[Path]) -> keras.Model:
 
 
 def score_run(
-    config: Config,
-    splits: Splits,
-    run: Path,
-    strategy: tf.distribute.Strategy | None = None,
+    run: Path, splits: Splits, strategy: tf.distribute.Strategy | None = None
 ) -> dict:
     """Scores each finished model alone and those of a repetition side by side."""
+    config = load_run_config(run)
     strategy = strategy or tf.distribute.get_strategy()
     models, joined = [], []
     for directories in _finished(run):
@@ -398,7 +392,7 @@ def score_run(
     metrics = {
         "dataset": config.data.name,
         "method": config.method,
-        "classes": _division(config),
+        "classes": config.data.division,
         "separated": summarize(means),
         "concatenated": summarize(joined),
         "models": means,
@@ -425,14 +419,6 @@ def _by_class(models: list[dict], query: Dataset) -> dict:
         "queries": counts[kept].tolist(),
         "map_at_r": [(own[kept] / counts[kept]).tolist() for own in sums],
     }
-
-
-def _division(config: Config) -> str:
-    """How the classes were divided into those to train and to test."""
-    if not config.data.is_unsplit:
-        return "published split"
-    seed = config.data.split_seed
-    return "classes split by id" if seed is None else f"classes split by seed {seed}"
 
 
 def _write_scores(metrics: dict, run: Path, out: Path, splits: Splits) -> None:

@@ -19,10 +19,7 @@ import tensorflow as tf
 from keras_ccp import losses
 from keras_ccp.app.config import (
     Config,
-    changed_values,
     check_config,
-    dump_config,
-    with_values,
 )
 from keras_ccp.app.fold import SUMMARY_FILE, Fold, train_fold
 from keras_ccp.app.record import keep_record, read_record, record
@@ -221,7 +218,7 @@ def _opened(config: Config, out: Path) -> Iterator[Any]:
             [_values(trial) for trial in study.trials]
         if then is None:
             study.set_user_attr("config", config.model_dump(mode="json"))
-        elif changed := changed_values(check_config(then), config, "in the study"):
+        elif changed := check_config(then).changes(config, "in the study"):
             raise ValueError(
                 f"`config` must be that of the study in {out}. Received: {changed}\n"
                 "Give the same names or file and --set, or choose another --out"
@@ -346,7 +343,7 @@ def _run(
     directory = fold.directory / str(_first(trial))
     if not (fold := dataclasses.replace(fold, directory=directory)).is_finished:
         reports = _Reports(trial, reported)
-        tried = with_values(config, trial.params)
+        tried = config.with_values(trial.params)
         train_fold(tried, fold, root, strategy, verbose, [reports])
     if trial.should_prune():
         study.tell(trial, state=_state("PRUNED"))
@@ -411,8 +408,8 @@ def _write_results(
     )
     if PROXIMAL_WEIGHT in best.params and not _projections(best):
         comment += "# It made no projection, so that lambda had no effect: not set.\n"
-    values = with_values(config, _best_values(study))
-    write_file(out / BEST_FILE, comment + dump_config(values))
+    values = config.with_values(_best_values(study))
+    write_file(out / BEST_FILE, comment + values.to_yaml())
     write_file(out / TABLE_FILE, _table(study, space))
     if PROXIMAL_WEIGHT in space and PER_CLASS in space:
         write_file(out / PICTURE_FILE, _picture(study, space))

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from keras_ccp import retrieval
-from keras_ccp.app.config import Config, dump_config, published_row
+from keras_ccp.app.config import published_row
 from keras_ccp.app.images import relative
 from keras_ccp.app.page import render, thumbnail
 from keras_ccp.app.report import charts, scores
@@ -66,10 +66,10 @@ def write_report(
     run = Path(run)
     out = run / "report.html" if out is None else Path(out)
     config = load_run_config(run)
-    splits, root, changed = load_run_splits(run, config, root)
+    splits, root, changed = load_run_splits(run, root)
     histories = read_histories(run)
-    metrics = _metrics(run, config, splits, histories)
-    if missing := unfinished(run, config):
+    metrics = _metrics(run, splits, histories)
+    if missing := unfinished(run):
         _log.warning("%s: %s", run, missing)
     first = [h.directory for h in histories if h.repeat == histories[0].repeat]
     data = Path(config.data.file).stem if config.data.file else config.data.name
@@ -83,7 +83,7 @@ def write_report(
         published=published_row(metrics["dataset"], metrics["method"]) or {},
         histories=histories,
         charts=charts,
-        config=dump_config(config),
+        config=config.to_yaml(),
         versions=read_about(run).get("versions", {}),
         num_joined=len(first),
         **_results(splits, join_embedders(first), root),
@@ -92,16 +92,14 @@ def write_report(
     return out
 
 
-def _metrics(
-    run: Path, config: Config, splits: Splits, histories: list[History]
-) -> dict:
+def _metrics(run: Path, splits: Splits, histories: list[History]) -> dict:
     path = run / METRICS_FILE
     if path.exists():
         keys = "dataset", "method", "separated", "concatenated", "models"
         metrics = read_json(path, *keys)
         if len(metrics["models"]) == len(histories):
             return metrics
-    return score_run(config, splits, run)
+    return score_run(run, splits)
 
 
 def _results(splits: Splits, embedder: Any, root: Path) -> dict[str, Any]:
