@@ -199,10 +199,10 @@ def _is_arrays(value: Any) -> bool:
 
 def _not_kept(callback: keras.callbacks.Callback) -> list[str]:
     """Names of attributes in which a callback may gather what is lost."""
-    if getattr(callback, "save_freq", "epoch") != "epoch":
-        return ["the batches counted for `save_freq`"]  # which Keras keeps to itself
     if type(callback).__module__.partition(".")[0] in ("keras", "keras_ccp"):
-        return []
+        # Keras keeps the number of batches to itself.
+        counts = getattr(callback, "save_freq", "epoch") != "epoch"
+        return ["the batches counted for `save_freq`"] if counts else []
     kinds = list, dict, set, bool, np.ndarray, collections.deque
     return [
         name

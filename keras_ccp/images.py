@@ -115,7 +115,8 @@ def decode_image(encoded: tf.Tensor, portable: bool = False) -> tf.Tensor:
             Pillow decodes what is not a JPEG. These files then come out otherwise:
             PNG and WebP with EXIF are not turned, a transparent colour of a PNG (tRNS
             of grey or RGB) is not white, a BMP with a palette shows its indices, and
-            WebP with alpha is an error. Defaults to `False`.
+            WebP with alpha is an error. Of GIF and WebP the size is not limited, since
+            a graph cannot read it beforehand. Defaults to `False`.
 
     Returns:
         `(height, width, 3)` uint8 image.
@@ -293,19 +294,10 @@ def _decode_portable(encoded: tf.Tensor) -> tf.Tensor:
         pixels = tf.cond(shape[2] % 2 == 0, on_white, lambda: image)
         return tf.broadcast_to(pixels, (shape[0], shape[1], 3))
 
-    def of_gif() -> tf.Tensor:
-        sides = tf.io.decode_raw(tf.strings.substr(encoded, 6, 4), tf.uint16)
-        with tf.control_dependencies([_is_small(sides)]):
-            return of_rest()
-
-    def of_rest() -> tf.Tensor:
-        return tf.io.decode_image(encoded, channels=3, expand_animations=False)
-
-    mark = tf.strings.substr(encoded, 0, 4)
     return tf.cond(
-        mark == b"\x89PNG",
+        tf.strings.substr(encoded, 0, 4) == b"\x89PNG",
         of_png,
-        lambda: tf.cond(mark == b"GIF8", of_gif, of_rest),
+        lambda: tf.io.decode_image(encoded, channels=3, expand_animations=False),
     )
 
 

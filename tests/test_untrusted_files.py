@@ -399,16 +399,37 @@ def test_flips_in_an_index_are_noticed(index, photos):
         file.write_bytes(content)
 
 
-def test_rows_that_unpack_to_any_size_are_refused(index, photos):
+def archive_of(shape, compress=False):
+    """Rows whose header claims a shape."""
+    content, header = io.BytesIO(), io.BytesIO()
+    descr = {"descr": "<f4", "fortran_order": False, "shape": shape}
+    np.lib.format.write_array_header_1_0(header, descr)
+    kind = zipfile.ZIP_DEFLATED if compress else zipfile.ZIP_STORED
+    with zipfile.ZipFile(content, "w", kind) as archive:
+        for name in ("embeddings", "ids"):
+            archive.writestr(f"{name}.npy", header.getvalue() + bytes(64))
+    return content.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (archive_of((4, 4), compress=True), "they are compressed"),
+        (archive_of((10**9, 10**6)), "Unable to allocate"),
+        (archive_of((-4, 4)), "ValueError"),
+        (b"PK", "BadZipFile"),
+    ],
+)
+def test_rows_that_claim_what_they_do_not_hold_are_refused(
+    content, reason, index, photos
+):
     manifest = read_manifest(index / "index.json")
-    content = io.BytesIO()
-    np.savez_compressed(content, embeddings=np.zeros((10**6, 8)), ids=np.zeros(10**6))
-    name = f"rows-{hashlib.sha256(content.getvalue()).hexdigest()[:16]}.npz"
-    (index / name).write_bytes(content.getvalue())
-    checksum = hashlib.sha256(content.getvalue()).hexdigest()
-    manifest["rows"] = {"name": name, "sha256": checksum}
+    checksum = hashlib.sha256(content).hexdigest()
+    manifest["rows"] = {"name": f"rows-{checksum[:16]}.npz", "sha256": checksum}
+    (index / manifest["rows"]["name"]).write_bytes(content)
     write_manifest(index / "index.json", manifest)
-    assert refused(invoke("search", index, photos / "a.png"), "rows are compressed")
+    result = invoke("search", index, photos / "a.png")
+    assert refused(result, "must hold the rows of an index") and reason in result.output
 
 
 def test_names_cannot_steer_the_terminal(index, photos):

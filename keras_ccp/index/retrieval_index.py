@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from keras_ccp.checks import as_embeddings
-from keras_ccp.files import write_file
+from keras_ccp.files import reading, write_file
 from keras_ccp.index.digests import (
     digest,
     read_manifest,
@@ -360,19 +360,24 @@ class RetrievalIndex:
         try:
             if kept.get("format") != _FORMAT:
                 refuse_damaged(path, [f"the format is {kept.get('format')!r}"])
-            content = _read_part(path, kept["rows"]).read_bytes()
-            with zipfile.ZipFile(io.BytesIO(content)) as archive:
+            file = _read_part(path, kept["rows"])
+            options = {name: kept[name] for name in names}
+            embedder = _read_embedder(path, kept)
+        except (KeyError, TypeError, AttributeError) as error:
+            refuse_damaged(path, [f"what it holds is not that of an index: {error!r}"])
+        remedy = "Make the index again, or copy it again from where it is whole"
+        with reading(f"{file} must hold the rows of an index", remedy):
+            content = io.BytesIO(file.read_bytes())
+            with zipfile.ZipFile(content) as archive:
                 # What is compressed, which `save` does not do, may have any size.
                 if any(
                     m.compress_type != zipfile.ZIP_STORED for m in archive.infolist()
                 ):
-                    refuse_damaged(path, ["its rows are compressed"])
-            with np.load(io.BytesIO(content), allow_pickle=False) as arrays:
+                    raise ValueError("they are compressed")
+            with np.load(content, allow_pickle=False) as arrays:
                 columns = [arrays.get(name) for name in ("embeddings", "ids", "labels")]
-            index = cls(*columns, **{name: kept[name] for name in names})
-            index.embedder = _read_embedder(path, kept)
-        except (KeyError, TypeError, AttributeError, zipfile.BadZipFile) as error:
-            refuse_damaged(path, [f"what it holds is not that of an index: {error!r}"])
+            index = cls(*columns, **options)
+        index.embedder = embedder
         return index
 
 
