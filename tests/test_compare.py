@@ -168,6 +168,17 @@ def test_a_value_at_the_end_of_what_was_tried_is_told(compared):
     assert "chosen by validation MAP@R of the first model" in text
 
 
+def test_proxies_that_were_never_chosen_again_are_told_of(methods, tmp_path):
+    patient = {
+        name: config.with_values({"callback.patience": 5})
+        for name, config in methods.items()
+    }
+    grid = {"training.learning_rate": [0.02]}
+    comparison = compare_methods(patient, ".", tmp_path, 1, grid, verbose=0)
+    assert "ms+ccp made no projection in 10 steps" in comparison.notes[-1]
+    assert not any("ms made" in note for note in comparison.notes)
+
+
 def test_the_page_holds_all_methods_and_sentences(compared):
     out, comparison = compared
     page = (out / "compare.html").read_text()

@@ -178,7 +178,7 @@ def compare_methods(
                 dataclasses.replace(method, trials=trials[method.name])
                 for method in comparison.methods
             ],
-            notes=_about_tuning(trials),
+            notes=[*_about_tuning(trials), *_without_projections(methods, comparison)],
         )
         write_comparison(comparison, out)
     return comparison
@@ -387,6 +387,17 @@ def _about_tuning(trials: Mapping[str, Sequence[Trial]]) -> list[str]:
                     "so that another may be better."
                 )
     return notes
+
+
+def _without_projections(methods, comparison: Comparison) -> list[str]:
+    return [
+        f"{method.name} made no projection in {method.steps:,.0f} steps: its proxies "
+        "stayed. Give it more steps, or a smaller callback.patience."
+        for method in comparison.methods
+        if methods[method.name].model.proxies_per_class
+        and methods[method.name].callback.max_projections != 0
+        and not method.projections
+    ]
 
 
 # ==== Output ====
