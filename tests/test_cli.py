@@ -88,7 +88,7 @@ def test_errors_are_one_message(config, tmp_path):
     for command in (("doctor",), ("train", "--out", tmp_path / "run")):
         result = invoke(*command, tmp_path)
         assert result.exit_code == 1
-        assert "folderc2_ccp--data" in "".join(result.output.split())
+        assert "foldercontrastive_ccp--data" in "".join(result.output.split())
     result = invoke("evaluate", tmp_path / "nothing")
     assert result.exit_code == 1 and "There is no run" in result.output
 

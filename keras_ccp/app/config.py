@@ -426,7 +426,8 @@ def _find(name: str, folder: Path, origin: str = "") -> Path:
     names = {stem: stem for stem, p in known.items() if p.parent.name != "base"}
     names |= {p.stem: p.name for p in path.parent.glob("*.yaml") if p.is_file()}
     if path.is_dir():
-        hint = f"For images in a folder: folder c2_ccp --data {shlex.quote(str(path))}"
+        data = shlex.quote(str(path))
+        hint = f"For images in a folder: folder contrastive_ccp --data {data}"
     elif near := difflib.get_close_matches(Path(spelled).stem, names, n=1):
         hint = f"Did you mean `{names[near[0]]}`?"
     raise FileNotFoundError(f"There is no configuration {path}{origin}\n{hint}")
