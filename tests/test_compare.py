@@ -28,7 +28,6 @@ def written_run(folder, map_at_r, classes=40, steps=100):
         }
         (directory / "fold.json").write_text(json.dumps(summary))
     metrics = {
-        "dataset": "icons",
         "models": [{"map_at_r": own.mean(), "precision_at_1": 0.5} for own in by_class],
         "by_class": {
             "names": [f"class {i}" for i in range(by_class.shape[1])],
@@ -37,6 +36,8 @@ def written_run(folder, map_at_r, classes=40, steps=100):
         },
     }
     (folder / "metrics.json").write_text(json.dumps(metrics))
+    icons = small_config().with_values({"data.name": "npz", "data.file": "a/icons.npz"})
+    (folder / "config.yaml").write_text(icons.to_yaml())
     return folder
 
 
@@ -51,6 +52,7 @@ def test_differences_are_paired_over_models(tmp_path):
     assert found.models == pytest.approx((0.03 - half, 0.03 + half), rel=1e-6)
     assert found.classes == pytest.approx((0.03, 0.03))  # alike in all classes
     method = comparison.methods[1]
+    assert comparison.dataset == "icons"
     assert method.map_at_r["mean"] == pytest.approx(0.33)
     assert (method.steps, method.seconds, method.projections) == (100, 60, 2)
     (sentence,) = comparison.sentences

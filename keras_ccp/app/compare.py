@@ -15,7 +15,13 @@ from keras_ccp.app.config import Config
 from keras_ccp.app.fold import SUMMARY_FILE
 from keras_ccp.app.page import render
 from keras_ccp.app.report.charts import padded_range, round_numbers
-from keras_ccp.app.run import METRICS_FILE, claimed, mean_and_interval, train_run
+from keras_ccp.app.run import (
+    METRICS_FILE,
+    claimed,
+    load_run_config,
+    mean_and_interval,
+    train_run,
+)
 from keras_ccp.files import read_json, write_file
 from keras_ccp.retrieval.statistics import mean_interval, sign_flip_p
 
@@ -277,7 +283,7 @@ def compare_runs(runs: Mapping[str, str | os.PathLike]) -> Comparison:
                 )
     untrained = [s["untrained"] for s in scores.values() if "untrained" in s]
     return Comparison(
-        dataset=scores[first]["dataset"],
+        dataset=load_run_config(runs[first]).data.title,
         num_classes=len(scores[first]["by_class"]["names"]),
         num_models=len(scores[first]["models"]),
         methods=[_method(name, Path(runs[name]), scores[name]) for name in scores],
@@ -294,7 +300,7 @@ def _read_scores(run: Path) -> dict:
             f"There are no scores in {run}\nFinish it: keras-ccp train --resume --out "
             f"{run}"
         )
-    scores = read_json(path, "dataset", "models")
+    scores = read_json(path, "models")
     if "by_class" not in scores:
         raise ValueError(
             f"{path} must hold scores by class. Received: those of an earlier version\n"

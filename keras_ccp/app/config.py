@@ -99,6 +99,11 @@ class DataConfig(Section):
         return self.name in _UNSPLIT
 
     @property
+    def title(self) -> str:
+        """What the data are called: their file, or their kind."""
+        return Path(self.file).stem if self.file else self.name
+
+    @property
     def division(self) -> str:
         """How classes are divided into those to train and to test."""
         if not self.is_unsplit:

@@ -72,11 +72,10 @@ def write_report(
     if missing := unfinished(run):
         _log.warning("%s: %s", run, missing)
     first = [h.directory for h in histories if h.repeat == histories[0].repeat]
-    data = Path(config.data.file).stem if config.data.file else config.data.name
     page = render(
         "app/report/report.html.j2",
         unfinished=". ".join(filter(None, (missing, changed))),
-        title=f"{config.method} on {data}",
+        title=f"{config.method} on {config.data.title}",
         num_classes=splits.query.num_classes,
         num_images=len(splits.query) + len(splits.gallery or ()),
         metrics=metrics,
