@@ -59,6 +59,7 @@ class Method:
         run: folder of its run.
         map_at_r: mean over the models, and half the width of its 95 % interval.
         precision_at_1: the same.
+        scores: MAP@R of each model, in the order of repetitions and folds.
         steps: mean over the models.
         seconds: the same.
         projections: the same.
@@ -69,6 +70,7 @@ class Method:
     run: str
     map_at_r: dict[str, float | None]
     precision_at_1: dict[str, float | None]
+    scores: list[float]
     steps: float
     seconds: float
     projections: float
@@ -326,6 +328,7 @@ def _method(name: str, run: Path, scores: dict) -> Method:
         name,
         str(run),
         **reached,
+        scores=[model["map_at_r"] for model in scores["models"]],
         steps=means["num_steps"],
         seconds=means["seconds"],
         projections=means["num_projections"],
