@@ -56,6 +56,7 @@ def draw(found: dict[str, dict[int, dict]], out: pathlib.Path) -> None:
         axis.axhline(100 * untrained, color="grey", linestyle=":", label="no training")
         axis.set_xscale("log", base=2)
         axis.set_xticks(sorted(by_size), [str(size) for size in sorted(by_size)])
+        axis.set_xlim(6, 42)
         axis.minorticks_off()
         axis.set(title=dataset, xlabel="images in a batch", ylabel="MAP@R, %")
     axes[0][0].legend(frameon=False)
