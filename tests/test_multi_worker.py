@@ -194,6 +194,7 @@ def test_only_the_chief_writes(killed, root):
         "metrics.csv",
         "metrics.json",
         "run.json",
+        "untrained.keras",
         f"{fold}backup/checkpoint-{NUM_EPOCHS - 1:08d}.npz",
         f"{fold}backup/checkpoint-{NUM_EPOCHS:08d}.npz",
         f"{fold}embedder.keras",
