@@ -2,6 +2,7 @@
 
 import json
 
+import keras
 import numpy as np
 import pytest
 from test_cli import SMALL, invoke
@@ -223,6 +224,32 @@ def test_the_command_trains_and_then_compares_its_runs(tmp_path):
         for folder in (out, tmp_path / "again")
     )
     assert first == again
+    result = invoke("compare", runs[0], tmp_path / "nothing", "--out", tmp_path / "c")
+    assert result.exit_code == 1 and "There are no scores in" in result.output
+
+
+def test_data_that_changed_in_between_are_refused(methods, tmp_path):
+    root = tmp_path / "photos"
+    for number in range(12):
+        (root / f"kind {number}").mkdir(parents=True)
+        for image in range(4):
+            pixels = np.full((16, 16, 3), 20 * number + image)
+            path = root / f"kind {number}" / f"{image}.png"
+            keras.utils.save_img(path, pixels, scale=False)
+    photos = {
+        "data.name": "folder",
+        "data.train_classes": 8,
+        "data.size": 16,
+        "data.augmentation": "none",
+        "training.batch_size": 4,
+        "training.max_evaluations": 1,
+    }
+    small = {name: config.with_values(photos) for name, config in methods.items()}
+    grid = {"training.learning_rate": [0.02]}
+    compare_methods(small, root, tmp_path / "out", 1, grid, verbose=0)
+    (root / "kind 3" / "0.png").unlink()
+    with pytest.raises(ValueError, match="1 files removed: kind 3/0.png"):
+        compare_methods(small, root, tmp_path / "out", 1, grid, verbose=0)
 
 
 def test_one_method_is_not_enough(tmp_path):

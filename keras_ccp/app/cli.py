@@ -219,7 +219,7 @@ def compare(
         from keras_ccp.app.config import load_config, load_grid
         from keras_ccp.app.run import CONFIG_FILE
 
-        if all((Path(name) / CONFIG_FILE).exists() for name in names):
+        if any((Path(name) / CONFIG_FILE).exists() for name in names):
             comparison = compare.compare_runs({name: name for name in names})
             out.mkdir(parents=True, exist_ok=True)
             compare.write_comparison(comparison, out)

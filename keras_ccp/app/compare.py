@@ -14,6 +14,7 @@ import numpy as np
 from keras_ccp.app.config import Config
 from keras_ccp.app.fold import SUMMARY_FILE
 from keras_ccp.app.page import render
+from keras_ccp.app.record import keep_record, read_record, record
 from keras_ccp.app.report.charts import padded_range, round_numbers
 from keras_ccp.app.run import (
     METRICS_FILE,
@@ -22,6 +23,7 @@ from keras_ccp.app.run import (
     mean_and_interval,
     train_run,
 )
+from keras_ccp.app.splits import load_recorded
 from keras_ccp.files import read_json, write_file
 from keras_ccp.retrieval.statistics import mean_interval, sign_flip_p
 
@@ -169,6 +171,7 @@ def compare_methods(
     _check_alike(methods)
     out = Path(out)
     with claimed(out):
+        _keep_data(next(iter(methods.values())), root, out)
         trials = {}
         for number, (name, config) in enumerate(methods.items(), 1):
             logger.info("method %d of %d: %s", number, len(methods), name)
@@ -190,6 +193,14 @@ def compare_methods(
         )
         write_comparison(comparison, out)
     return comparison
+
+
+def _keep_data(config, root, out) -> None:
+    """Refuses data that changed, of which some methods would not know."""
+    then = read_record(out)
+    splits, others = load_recorded(config.data, root, then)
+    now = record(config, splits, others, Path(root))
+    keep_record(out, then, now, "Put them back, or choose another --out")
 
 
 def _tried(config, root, folder, seeds, grid, verbose) -> list[Trial]:
