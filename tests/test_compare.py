@@ -252,6 +252,14 @@ def test_data_that_changed_in_between_are_refused(methods, tmp_path):
         compare_methods(small, root, tmp_path / "out", 1, grid, verbose=0)
 
 
+@pytest.mark.parametrize("key", ["training.learnin_rate", "callback.pool_size"])
+def test_values_that_are_not_valid_cost_no_time(key, methods, tmp_path):
+    # The second is refused by the method with proxies alone, which comes last.
+    with pytest.raises(ValueError, match=key.rpartition(".")[2]):
+        compare_methods(methods, ".", tmp_path / "out", 1, {key: [0]}, verbose=0)
+    assert not (tmp_path / "out").exists()
+
+
 def test_one_method_is_not_enough(tmp_path):
     result = invoke("compare", "emoji", "contrastive", "--out", tmp_path / "out")
     assert result.exit_code == 1 and "two methods or runs" in result.output

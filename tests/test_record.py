@@ -12,9 +12,10 @@ from typer.testing import CliRunner
 from keras_ccp import datasets
 from keras_ccp.app.cli import app
 from keras_ccp.app.config import check_config
+from keras_ccp.app.fold import train_fold
 from keras_ccp.app.record import changes, record
 from keras_ccp.app.report import write_report
-from keras_ccp.app.run import evaluate_run, train_run
+from keras_ccp.app.run import check_files, evaluate_run, train_run
 from keras_ccp.app.splits import Splits, load_splits
 from keras_ccp.backup import load_latest
 from keras_ccp.serving import check_model
@@ -297,6 +298,21 @@ def test_damage_of_a_finished_model_is_named_before_the_run_is_finished(
     path.write_bytes(content)
     with pytest.raises(ValueError, match="embedder.keras must be as it was written"):
         train_run(config(), None, out, resume=True, verbose=0)
+
+
+def test_damage_is_not_sealed_by_the_models_that_follow(whole, tmp_path, monkeypatch):
+    out = tmp_path / "run"
+
+    def train_beside_damage(config, fold, *arguments):
+        if fold.directory.name == "fold1":
+            with (out / "repeat0/fold0/log.csv").open("a") as file:
+                file.write("1,1\n")
+        train_fold(config, fold, *arguments)
+
+    monkeypatch.setattr("keras_ccp.app.run.train_fold", train_beside_damage)
+    train_run(config(), whole[0], out, verbose=0)
+    with pytest.raises(ValueError, match="fold0/log.csv must be as it was written"):
+        check_files(out)
 
 
 # Files whose checksums are not written.

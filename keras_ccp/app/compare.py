@@ -169,19 +169,18 @@ def compare_methods(
             batches or steps.
     """
     _check_alike(methods)
+    # Before time is spent: a value that is not valid is refused here.
+    candidates = {name: _candidates(config, grid) for name, config in methods.items()}
     out = Path(out)
     with claimed(out):
         _keep_data(next(iter(methods.values())), root, out)
         trials = {}
-        for number, (name, config) in enumerate(methods.items(), 1):
+        for number, (name, tried) in enumerate(candidates.items(), 1):
             logger.info("method %d of %d: %s", number, len(methods), name)
-            # So that each makes all steps.
-            most = config.training.max_evaluations
-            config = config.with_values({"callback.stop_patience": most})
+            options = {"root": root, "repeats": seeds, "verbose": verbose}
             folder = out / name.replace(os.sep, "_")
-            trials[name] = _tried(config, root, folder, seeds, grid, verbose)
-            best = trials[name][0]
-            _train(config.with_values(best.values), root, best.run, seeds, verbose)
+            trials[name], chosen = _tried(tried, folder, options)
+            _train(chosen, out=trials[name][0].run, **options)
         comparison = compare_runs({name: own[0].run for name, own in trials.items()})
         comparison = dataclasses.replace(
             comparison,
@@ -203,17 +202,18 @@ def _keep_data(config, root, out) -> None:
     keep_record(out, then, now, "Put them back, or choose another --out")
 
 
-def _tried(config, root, folder, seeds, grid, verbose) -> list[Trial]:
-    """The first model with each combination of the grid, the best one first."""
+def _tried(candidates, folder, options) -> tuple[list[Trial], Config]:
+    """The first model of each candidate, the best one first, and its configuration."""
     trials = []
-    for values in _combinations(config, grid):
+    for values, config in candidates:
         label = ", ".join(f"{k}={v}" for k, v in values.items()) or "as given"
         logger.info("%s, %s", folder.name, label)
         run = folder / label
-        _train(config.with_values(values), root, run, seeds, verbose, most=1)
+        _train(config, out=run, most=1, **options)
         summary = read_json(run / "repeat0/fold0" / SUMMARY_FILE, "validation")
         trials.append(Trial(values, run, summary["validation"]["map_at_r"]))
-    return sorted(trials, key=lambda trial: -trial.map_at_r)
+    order = sorted(range(len(trials)), key=lambda i: -trials[i].map_at_r)
+    return [trials[i] for i in order], candidates[order[0]][1]
 
 
 def _check_alike(methods: Mapping[str, Config]) -> None:
@@ -243,7 +243,10 @@ def _at_least_two(names: Mapping[str, Any]) -> list[str]:
     return list(names)
 
 
-def _combinations(config: Config, grid: Grid | None) -> list[dict[str, Any]]:
+def _candidates(
+    config: Config, grid: Grid | None
+) -> list[tuple[dict[str, Any], Config]]:
+    """Each combination of the grid, and the configuration that it makes."""
     if grid is None:
         rate = config.training.learning_rate
         grid = {RATE: [float(f"{factor * rate:.2g}") for factor in (1 / 3, 1, 3)]}
@@ -252,17 +255,22 @@ def _combinations(config: Config, grid: Grid | None) -> list[dict[str, Any]]:
         for key in grid
         if config.model.proxies_per_class or not key.startswith(_OF_PROXIES)
     ]
-    values = itertools.product(*(grid[key] for key in keys))
-    return [dict(zip(keys, each, strict=True)) for each in values]
+    # So that each makes all steps.
+    steps = {"callback.stop_patience": config.training.max_evaluations}
+    combinations = [
+        dict(zip(keys, values, strict=True))
+        for values in itertools.product(*(grid[key] for key in keys))
+    ]
+    return [(values, config.with_values(steps | values)) for values in combinations]
 
 
-def _train(config, root, run, seeds, verbose, most=None):
+def _train(config: Config, out: Path, repeats: int, **options: Any) -> None:
     """Trains models of a run that are not there yet."""
-    if (run / METRICS_FILE).exists():
-        models = read_json(run / METRICS_FILE, "models")["models"]
-        if len(models) >= seeds * config.data.num_models:
+    if (out / METRICS_FILE).exists():
+        models = read_json(out / METRICS_FILE, "models")["models"]
+        if len(models) >= repeats * config.data.num_models:
             return
-    train_run(config, root, run, seeds, resume=True, verbose=verbose, most=most)
+    train_run(config, out=out, repeats=repeats, resume=True, **options)
 
 
 def compare_runs(runs: Mapping[str, str | os.PathLike]) -> Comparison:

@@ -88,11 +88,11 @@ def train_run(
         verbose: as for `keras.Model.fit`.
         accept_changes: goes on where files changed, with the classes of the run.
         hash_files: also writes down the content of the files, which then decides.
-        most: number of its models, the first ones, to leave it at for now. Defaults to
-            `None`: all.
+        most: number of its models, the first ones, to train without scoring them.
+            Defaults to `None`: trains and scores all.
 
     Returns:
-        The metrics, as `evaluate_run` gives them, or `None` where models are left.
+        The metrics, as `evaluate_run` gives them, or `None` with `most`.
 
     Raises:
         FileExistsError: If `out` holds a run and `resume` is not set.
@@ -138,7 +138,7 @@ def train_run(
                 if distribute.is_chief(strategy):
                     _write_about(out, read_about(out))  # with its checksums
         distribute.wait_for_workers(strategy)  # until the chief has written the last
-        if not all(fold.is_finished for fold in folds):
+        if most is not None:
             return None
         metrics = score_run(out, splits, strategy)
         with distribute.writable(out, strategy) as directory:
@@ -211,15 +211,21 @@ def _title(index: int, count: int, repeats: int) -> str:
 
 def _write_about(out: Path, about: dict, *more: str) -> None:
     """Writes `run.json`, with checksums of what does not change any more."""
-    models = [
+    kept = [out / UNTRAINED_FILE] + [
         f
         for d in out.glob("repeat*/fold*")
         if (d / SUMMARY_FILE).exists()
         for f in d.iterdir()
         if f.is_file()
     ]
-    files = [out / f for f in (CONFIG_FILE, DATA_FILE, UNTRAINED_FILE, *more)] + models
-    about["sha256"] = {f.relative_to(out).as_posix(): sha256(f) for f in files}
+    files = [out / name for name in (CONFIG_FILE, DATA_FILE, *more)]
+    sums = {file.relative_to(out).as_posix(): sha256(file) for file in files}
+    # Hashed once: again it would take damage since then for what was written.
+    known = about.get("sha256", {})
+    for file in kept:
+        name = file.relative_to(out).as_posix()
+        sums[name] = known.get(name) or sha256(file)
+    about["sha256"] = sums
     write_file(out / RUN_FILE, json.dumps(about, indent=2))
 
 

@@ -159,7 +159,7 @@ class ExactSearch:
         """
         with np.errstate(over="ignore", invalid="ignore"):  # of queries far out
             scores, bar, error = self._upper_bounds(query, k, own)
-            # As float32, which is compared in a fifth of the time, and not above it.
+            # As float32, which is compared in a quarter of the time, and not above it.
             lowest = np.nextafter(bar.astype(np.float32), np.float32(-np.inf))
             reach = scores < lowest[:, None]
         np.logical_not(reach, out=reach)  # also what is not a number
@@ -185,7 +185,7 @@ class ExactSearch:
             squared = -scores[row, column].astype(np.float64)  # orders as well
         # Equally near ones stay by their index, and come by it where they matter.
         order = np.argsort(squared, kind=None if alike else "stable")
-        # Of short integers this sort is linear: lexsort takes three times as long.
+        # Of short integers this sort is linear; lexsort takes up to three times that.
         short = row[order].astype(np.min_scalar_type(len(query)))
         order = order[np.argsort(short, kind="stable")]
         row, column, squared = row[order], column[order], squared[order]
