@@ -4,6 +4,8 @@ Made by tools/build_metric_learning_golden.py, which says what a case is. Where 
 conventions differ, the factor is here and in docs/losses.md.
 """
 
+import itertools
+import math
 from pathlib import Path
 
 import numpy as np
@@ -45,13 +47,25 @@ def make_loss(name, similarity):
         "soft_triple_3": SoftTripleLoss(20, 0.1, 0, 0.01, similarity),
         # weight_reg_weight is tau.
         "soft_triple_regularized": SoftTripleLoss(20, 0.1, 0.2, 0.01),
+        "nt_xent": losses.NTXentLoss(0.07, similarity),
+        "n_pairs": losses.NPairsLoss(similarity),
+        "sup_con": losses.SupConLoss(0.1, similarity),
+        "circle": losses.CircleLoss(0.4, 80),
+        "margin": losses.MarginLoss(0.2, 1.2),
+        "lifted_structure": losses.LiftedStructureLoss(0, 1),
+        # Their margins are degrees.
+        "arc_face": losses.ArcFaceLoss(math.radians(28.6), 64),
+        "arc_face_wide": losses.ArcFaceLoss(math.radians(90), 4),
+        "cos_face": losses.CosFaceLoss(0.35, 64),
+        "sub_center_arc_face_1": losses.SubCenterArcFaceLoss(math.radians(28.6), 64),
+        "sub_center_arc_face_3": losses.SubCenterArcFaceLoss(math.radians(28.6), 64),
     }[name]
 
 
 def rows_and_gradients(loss, vectors, inputs, **kwargs):
     """Of vectors normalised for the losses that take them as they come, if at all."""
     labels, x, references, r = inputs
-    is_distance = isinstance(loss, (losses.ContrastiveLoss, losses.TripletLoss))
+    is_distance = not hasattr(loss, "similarity")
     normalize = l2_normalize if is_distance and vectors == "unit" else tf.identity
     with tf.GradientTape() as tape:
         tape.watch((x, r))
@@ -76,12 +90,17 @@ PAIR_LOSSES = [
     "multi_similarity",
     "triplet",
     "proxy_nca",
+    "nt_xent",
+    "sup_con",
+    "margin",
 ]
+PAIR_CASES = [*itertools.product(PAIR_LOSSES, SIMILARITY), ("circle", "unit")]
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-@pytest.mark.parametrize("vectors", SIMILARITY)
-@pytest.mark.parametrize("name", PAIR_LOSSES)
+@pytest.mark.parametrize(
+    "name, vectors", [*PAIR_CASES, *(("lifted_structure", v) for v in SIMILARITY)]
+)
 def test_in_batch(recorded, name, vectors, dtype):
     loss = make_loss(name, SIMILARITY[vectors])
     batch = recorded["in/labels"], tf.constant(recorded["in/embeddings"], dtype)
@@ -95,8 +114,7 @@ def test_in_batch(recorded, name, vectors, dtype):
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-@pytest.mark.parametrize("vectors", SIMILARITY)
-@pytest.mark.parametrize("name", PAIR_LOSSES)
+@pytest.mark.parametrize("name, vectors", PAIR_CASES)
 def test_against_references(recorded, name, vectors, dtype):
     loss = make_loss(name, SIMILARITY[vectors])
     inputs = (
@@ -107,6 +125,19 @@ def test_against_references(recorded, name, vectors, dtype):
     )
     result = rows_and_gradients(loss, vectors, inputs)
     check(recorded, f"{name}_{vectors}_references", *result)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("vectors", SIMILARITY)
+def test_n_pairs(recorded, vectors, dtype):
+    inputs = []
+    for side in ("anchors", "positives"):
+        rows = recorded[f"in/n_pairs_{side}"]
+        embeddings = tf.constant(recorded["in/embeddings"][rows], dtype)
+        inputs += [recorded["in/labels"][rows], embeddings]
+    loss = make_loss("n_pairs", SIMILARITY[vectors])
+    result = rows_and_gradients(loss, vectors, inputs)
+    check(recorded, f"n_pairs_{vectors}_references", *result)
 
 
 def proxy_inputs(recorded, label_key, per_class, dtype, order):
@@ -129,7 +160,15 @@ PROXY_CASES = [
     ),
     *(
         (f"{prefix}{name}_unit_proxies", name, "unit")
-        for name in ("proxy_nca_squared", "soft_triple_regularized")
+        for name in (
+            "proxy_nca_squared",
+            "soft_triple_regularized",
+            "arc_face",
+            "arc_face_wide",
+            "cos_face",
+            "sub_center_arc_face_1",
+            "sub_center_arc_face_3",
+        )
         for prefix in ("", "one_class_")
     ),
     *(
@@ -143,7 +182,7 @@ PROXY_CASES = [
 @pytest.mark.parametrize("case, name, vectors", PROXY_CASES)
 def test_against_proxies(recorded, case, name, vectors, dtype):
     loss = make_loss(name, SIMILARITY[vectors])
-    per_class = 3 if name in ("soft_triple_3", "soft_triple_regularized") else 1
+    per_class = 3 if name.endswith(("_3", "_regularized")) else 1
     label_key = "one_class_labels" if case.startswith("one_class") else "labels"
     order = np.random.default_rng(0).permutation(5 * per_class)
     inputs = proxy_inputs(recorded, label_key, per_class, dtype, order)

@@ -255,6 +255,10 @@ TWICE = [0, 0, 1, 1]
 POSITIVE = math.log1p(math.exp(-1)) / 2  # MS, one positive at s = 1: alpha (.5 - 1)
 
 
+ARC_MARGIN = math.radians(28.6)
+COS_MARGIN = math.cos(ARC_MARGIN)
+
+
 def softplus(z):
     return max(z, 0.0) + math.log1p(math.exp(-abs(z)))
 
@@ -269,7 +273,24 @@ IDENTICAL = {
     "proxy_anchor": math.log1p(math.exp(-28.8)) + math.log1p(2 * math.exp(35.2)),
     "proxy_nca": math.log(3),  # one own to two others
     "soft_triple": softplus(20 * 0.01),  # S_y = S_j
+    # One positive to two negatives, all at s = 1, d = 0.
+    "nt_xent": math.log(3),
+    "n_pairs": math.log(3),
+    "sup_con": math.log(3),
+    # Positives weigh 1.4 - 1, negatives 1 + .4.
+    "circle": softplus(-80 * 0.4 * (1 - 0.6) + math.log(2) + 80 * 1.4 * (1 - 0.4)),
+    "margin": 1.4,  # 1.2 - 0 + .2; positives cost nothing
+    "lifted_structure": (math.log(4) + 1) ** 2 / 2,  # two negatives at either end
+    "arc_face": softplus(64 * (1 - COS_MARGIN) + math.log(2)),
+    "cos_face": softplus(64 * 0.35 + math.log(2)),
+    "sub_center_arc_face": softplus(64 * (1 - COS_MARGIN)),  # one other class
 }
+# Losses that are 0 without a positive or without a negative.
+NEED_BOTH = dict.fromkeys(
+    ("nt_xent", "n_pairs", "sup_con", "circle", "margin", "lifted_structure")
+    + ("arc_face", "cos_face", "sub_center_arc_face"),
+    0,
+)
 # Labels and vectors of a batch, those of references or None, and values by loss.
 CLOSED = {
     # Classes collapsed on opposite points: d_ap = 0, d_an = 2, s_an = -1. Negatives of
@@ -301,6 +322,18 @@ CLOSED = {
             # log(1 + e^3) / 2 + log(1 + e^20 + e^-60) / 40
             "multi_similarity": softplus(3) / 2 + softplus(20) / 40,
             "triplet": 1.1,  # two a sample: 2 - 0 + .1 and 2 - 2 + .1
+            "nt_xent": softplus(math.log(math.exp(2 / 0.07) + 1)),
+            "n_pairs": math.log(2 + math.exp(2)),
+            "sup_con": math.log(2 * math.exp(-10) + math.exp(10)) + 10,
+            # The positive weighs 1.4 + 1, the negatives 1.4 and 0.
+            "circle": 80 * 2.4 * 1.6 + 80 * 1.4 * 0.6,
+            # Two triplets a sample: 2 - 1.2 + .2 twice, 1.2 - 0 + .2 once.
+            "margin": (2 * 1.0 + 1.4) / 3,
+            "lifted_structure": (math.log(2 * (math.e + 1 / math.e)) + 2) ** 2 / 2,
+            # At an angle of pi: cos - margin sin(margin).
+            "arc_face": 64 * (2 + ARC_MARGIN * math.sin(ARC_MARGIN)),
+            "sub_center_arc_face": 64 * (2 + ARC_MARGIN * math.sin(ARC_MARGIN)),
+            "cos_face": 64 * (2 + 0.35),
         },
     ),
     "worst proxies": (
@@ -321,7 +354,8 @@ CLOSED = {
         ([0, 1], [EAST, NORTH], None),
         dict.fromkeys(["contrastive", "cosine_contrastive", "triplet"], 0)
         | {"proxy_nca": 0, "soft_triple": 0}
-        | {"multi_similarity": softplus(-20) / 40, "proxy_anchor": softplus(3.2)},
+        | {"multi_similarity": softplus(-20) / 40, "proxy_anchor": softplus(3.2)}
+        | NEED_BOTH,
     ),
     # No negatives; d = sqrt(2), s = 0.
     "one class": (
@@ -329,7 +363,8 @@ CLOSED = {
         {"contrastive": math.sqrt(2), "cosine_contrastive": 0.99999, "triplet": 0}
         | {"multi_similarity": math.log1p(math.e) / 2, "proxy_nca": 0}
         # One class of two at sqrt(2): .2 sqrt(2) / (1 * 2 * 1)
-        | {"proxy_anchor": softplus(3.2), "soft_triple": 0.1 * math.sqrt(2)},
+        | {"proxy_anchor": softplus(3.2), "soft_triple": 0.1 * math.sqrt(2)}
+        | NEED_BOTH,
     ),
     "class without references": (
         ([3], [EAST], ([1, 2], [NORTH, WEST])),

@@ -140,6 +140,15 @@ def test_replicas_give_what_one_gives():
         (losses.ProxyAnchorLoss, ["0", {"alpha": 0}, {"similarity": "l2"}]),
         (losses.ProxyNCALoss, [0, None, {"similarity": None}]),
         (losses.SoftTripleLoss, [-1, {"gamma": 0.0}, {"tau": -0.1}, {"margin": True}]),
+        (losses.ArcFaceLoss, [28.6, -0.1, {"scale": 0}]),  # 28.6 degrees
+        (losses.SubCenterArcFaceLoss, [math.pi, None, {"scale": -1}]),
+        (losses.CosFaceLoss, [-0.1, {"scale": 0}]),
+        (losses.NTXentLoss, [0, {"similarity": "l2"}]),
+        (losses.NPairsLoss, ["l2"]),
+        (losses.SupConLoss, [-1, {"similarity": None}]),
+        (losses.CircleLoss, [None, {"gamma": 0}]),
+        (losses.LiftedStructureLoss, ["1", {"negative_margin": math.nan}]),
+        (losses.MarginLoss, [-0.1, {"beta": None}]),
     ],
 )
 def test_wrong_arguments_are_named(make, arguments):
@@ -161,6 +170,16 @@ def test_defaults():
         "proxy_anchor": {"margin": 0.1, "alpha": 32},
         "proxy_nca": {"temperature": 0.1},
         "soft_triple": {"scale": 20, "gamma": 0.1, "tau": 0.2, "margin": 0.01},
+        # Those of pytorch-metric-learning 2.9.0, degrees in radians.
+        "arc_face": {"margin": 28.6 * math.pi / 180, "scale": 64},
+        "sub_center_arc_face": {"margin": 28.6 * math.pi / 180, "scale": 64},
+        "cos_face": {"margin": 0.35, "scale": 64},
+        "nt_xent": {"temperature": 0.07},
+        "n_pairs": {},
+        "sup_con": {"temperature": 0.1},
+        "circle": {"margin": 0.4, "gamma": 80},
+        "lifted_structure": {"positive_margin": 0, "negative_margin": 1},
+        "margin": {"margin": 0.2, "beta": 1.2},
     }
     for name, expected in defaults.items():
         config = losses.get(name).get_config()

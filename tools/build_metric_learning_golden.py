@@ -80,7 +80,7 @@ def distance(kind: str, vectors: str) -> distances.BaseDistance:
 def pair_losses(vectors: str) -> dict[str, torch.nn.Module]:
     """Losses that take a batch or references, set to the conventions of keras_ccp."""
     dot = distance("dot", vectors)
-    return {
+    cases = {
         "contrastive": losses.ContrastiveLoss(
             0.1, 0.9, distance=distance("l2", vectors)
         ),
@@ -91,7 +91,17 @@ def pair_losses(vectors: str) -> dict[str, torch.nn.Module]:
         "multi_similarity": losses.MultiSimilarityLoss(2, 40, 0.5, distance=dot),
         "triplet": losses.TripletMarginLoss(0.1, distance=distance("l2", vectors)),
         "proxy_nca": losses.NCALoss(10, distance=dot),
+        "nt_xent": losses.NTXentLoss(0.07, distance=dot),
+        "sup_con": losses.SupConLoss(0.1, distance=dot),
+        "margin": losses.MarginLoss(0.2, 0, 1.2, distance=distance("l2", vectors)),
+        # Its references are compared with anchors of the same number: batch only.
+        "lifted_structure": losses.LiftedStructureLoss(
+            1, 0, distance=distance("l2", vectors)
+        ),
     }
+    if vectors == "unit":
+        cases["circle"] = losses.CircleLoss(0.4, 80)
+    return cases
 
 
 def proxy_losses(vectors: str) -> dict[str, tuple]:
@@ -112,6 +122,21 @@ def proxy_losses(vectors: str) -> dict[str, tuple]:
             losses.ProxyNCALoss(*shape, softmax_scale=10, distance=squared),
             1,
         )
+        for per_class in (1, PROXIES_PER_CLASS):
+            cases[f"sub_center_arc_face_{per_class}"] = (
+                losses.SubCenterArcFaceLoss(
+                    num_classes=NUM_CLASSES,
+                    embedding_size=DIM,
+                    margin=28.6,
+                    scale=64,
+                    sub_centers=per_class,
+                ),
+                per_class,
+            )
+        cases["arc_face"] = (losses.ArcFaceLoss(*shape, margin=28.6, scale=64), 1)
+        # Half of the angles are beyond pi with this margin.
+        cases["arc_face_wide"] = (losses.ArcFaceLoss(*shape, margin=90, scale=4), 1)
+        cases["cos_face"] = (losses.CosFaceLoss(*shape, margin=0.35, scale=64), 1)
         spread = regularizers.SparseCentersRegularizer(NUM_CLASSES, PROXIES_PER_CLASS)
         cases["soft_triple_regularized"] = (
             losses.SoftTripleLoss(
@@ -150,6 +175,8 @@ def record_pairs(outputs: dict, inputs: dict, vectors: str):
         embeddings = leaf(inputs["embeddings"])
         value = loss(embeddings, labels) / divisor
         record(outputs, f"{name}_{vectors}_batch", value, embeddings=embeddings)
+        if name == "lifted_structure":
+            continue
         embeddings, references = leaf(inputs["embeddings"]), leaf(inputs["references"])
         value = loss(
             embeddings, labels, ref_emb=references, ref_labels=reference_labels
@@ -169,14 +196,28 @@ def record_proxies(outputs: dict, inputs: dict, vectors: str, label_key: str):
     prefix = "one_class_" if label_key != "labels" else ""
     for name, (loss, per_class) in proxy_losses(vectors).items():
         proxies = torch.tensor(inputs[f"proxies_{per_class}"], dtype=torch.float64)
-        is_transposed = name.startswith("soft_triple")
-        parameter = loss.fc if is_transposed else loss.proxies
+        is_transposed = not name.startswith("proxy")
+        names = {"proxy": "proxies", "soft": "fc"}
+        parameter = getattr(loss, names.get(name.split("_")[0], "W"))
         parameter.data = proxies.T.contiguous() if is_transposed else proxies
         embeddings = leaf(inputs["embeddings"])
         case = f"{prefix}{name}_{vectors}_proxies"
         record(outputs, case, loss(embeddings, labels), embeddings=embeddings)
         gradient = parameter.grad.T if is_transposed else parameter.grad
         outputs[f"out/{case}/grad_references"] = gradient.numpy()
+
+
+def record_n_pairs(outputs: dict, inputs: dict, vectors: str):
+    """The first two samples of each class that has them, one against the other."""
+    labels = inputs["labels"]
+    first_two = [np.flatnonzero(labels == label)[:2] for label in np.unique(labels)]
+    anchors, positives = np.array([two for two in first_two if len(two) == 2]).T
+    sides = leaf(inputs["embeddings"][anchors]), leaf(inputs["embeddings"][positives])
+    loss = losses.NPairsLoss(distance=distance("dot", vectors))
+    value = loss(torch.cat(sides), torch.tensor(labels[np.r_[anchors, positives]]))
+    case = f"n_pairs_{vectors}_references"
+    record(outputs, case, value, embeddings=sides[0], references=sides[1])
+    outputs["in/n_pairs_anchors"], outputs["in/n_pairs_positives"] = anchors, positives
 
 
 def record_memory(outputs: dict, inputs: dict):
@@ -213,6 +254,7 @@ def main(arguments: list[str] | None = None) -> None:
     for vectors in ("unit", "raw"):
         record_pairs(outputs, inputs, vectors)
         record_proxies(outputs, inputs, vectors, "labels")
+        record_n_pairs(outputs, inputs, vectors)
     record_proxies(outputs, inputs, "unit", "one_class_labels")
     record_memory(outputs, inputs)
     arrays = {f"in/{name}": array for name, array in inputs.items()}

@@ -7,7 +7,16 @@ import keras
 import tensorflow as tf
 
 from keras_ccp.losses import pairs
+from keras_ccp.losses.circle import CircleLoss
 from keras_ccp.losses.contrastive import ContrastiveLoss, CosineContrastiveLoss
+from keras_ccp.losses.info_nce import NPairsLoss, NTXentLoss, SupConLoss
+from keras_ccp.losses.lifted_structure import LiftedStructureLoss
+from keras_ccp.losses.margin import MarginLoss
+from keras_ccp.losses.margin_softmax import (
+    ArcFaceLoss,
+    CosFaceLoss,
+    SubCenterArcFaceLoss,
+)
 from keras_ccp.losses.memory import CrossBatchMemory, EmbeddingMemory
 from keras_ccp.losses.multi_similarity import MultiSimilarityLoss
 from keras_ccp.losses.other_libraries import (
@@ -23,12 +32,21 @@ from keras_ccp.losses.soft_triple import SoftTripleLoss
 from keras_ccp.losses.triplet import TripletLoss
 
 _BY_NAME = {
+    "arc_face": ArcFaceLoss,
+    "circle": CircleLoss,
     "contrastive": ContrastiveLoss,
+    "cos_face": CosFaceLoss,
     "cosine_contrastive": CosineContrastiveLoss,
+    "lifted_structure": LiftedStructureLoss,
+    "margin": MarginLoss,
     "multi_similarity": MultiSimilarityLoss,
+    "n_pairs": NPairsLoss,
+    "nt_xent": NTXentLoss,
     "proxy_anchor": ProxyAnchorLoss,
     "proxy_nca": ProxyNCALoss,
     "soft_triple": SoftTripleLoss,
+    "sub_center_arc_face": SubCenterArcFaceLoss,
+    "sup_con": SupConLoss,
     "triplet": TripletLoss,
 }
 _MEANS = ("sum_over_batch_size", "mean", "mean_with_sample_weight")
@@ -40,8 +58,7 @@ def get(loss: PairLoss | Callable[..., tf.Tensor] | str, **arguments: Any) -> Pa
     Args:
         loss: A `PairLoss`, returned as it is; a function with the arguments of
             `PairLoss.pairs`, or another object with such a method; or the name of a
-            loss: `"contrastive"`, `"cosine_contrastive"`, `"multi_similarity"`,
-            `"proxy_anchor"`, `"proxy_nca"`, `"soft_triple"` or `"triplet"`.
+            loss, its class in snake case without the last word: `"arc_face"`.
         **arguments: Arguments of the loss that a name stands for, or of the function.
 
     Returns:
@@ -79,17 +96,26 @@ def get(loss: PairLoss | Callable[..., tf.Tensor] | str, **arguments: Any) -> Pa
 
 __all__ = [
     "AddonsLoss",
+    "ArcFaceLoss",
+    "CircleLoss",
     "ContrastiveLoss",
+    "CosFaceLoss",
     "CosineContrastiveLoss",
     "CrossBatchMemory",
     "EmbeddingMemory",
     "FunctionLoss",
+    "LiftedStructureLoss",
+    "MarginLoss",
     "MultiSimilarityLoss",
+    "NPairsLoss",
+    "NTXentLoss",
     "PairLoss",
     "ProxyAnchorLoss",
     "ProxyNCALoss",
     "SimilarityLoss",
     "SoftTripleLoss",
+    "SubCenterArcFaceLoss",
+    "SupConLoss",
     "TripletLoss",
     "from_addons",
     "from_similarity",

@@ -111,6 +111,25 @@ def log_one_plus_sum_exp(exponents: tf.Tensor, mask: tf.Tensor) -> tf.Tensor:
     return largest + tf.math.log1p(shifted + tf.math.expm1(-largest))
 
 
+def log_sum_exp(exponents: tf.Tensor, mask: tf.Tensor) -> tf.Tensor:
+    """Computes `log(sum of exp(exponents))` over the masked entries of each row.
+
+    Args:
+        exponents: `(batch, n)` float tensor.
+        mask: `(batch, n)` bool tensor of the entries that take part.
+
+    Returns:
+        `(batch,)` tensor; 0, not -inf, for a row without entries.
+    """
+    some = tf.reduce_any(mask, axis=1)
+    masked = tf.where(mask, exponents, tf.cast(-np.inf, exponents.dtype))
+    largest = tf.stop_gradient(tf.reduce_max(masked, axis=1))
+    largest = tf.where(some, largest, tf.zeros_like(largest))
+    shifted = tf.reduce_sum(tf.exp(masked - largest[:, tf.newaxis]), axis=1)
+    # Without entries the sum is 0, where the logarithm has no gradient.
+    return largest + tf.math.log(tf.where(some, shifted, tf.ones_like(shifted)))
+
+
 def _as_pair(embeddings, reference_embeddings):
     """Brings both sides to the embeddings' dtype, widened to at least float32."""
     embeddings = tf.convert_to_tensor(embeddings)

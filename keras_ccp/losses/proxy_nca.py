@@ -7,6 +7,7 @@ from keras_ccp.losses.pair_loss import PairLoss, check_positive
 from keras_ccp.losses.pairs import (
     class_masks,
     log_one_plus_sum_exp,
+    log_sum_exp,
     pairwise_similarities,
 )
 
@@ -58,17 +59,6 @@ def _proxy_nca(labels, x, reference_labels, r, exclude_self, temperature, simila
     # ||x - p||^2 = 2 - 2 x.p for unit vectors; the softmax does not see the 2.
     logits = similarities * (2.0 / temperature)
     # -log(P / (P + N)) = log(1 + N / P)
-    own = _log_sum_exp(logits, positive)
+    own = log_sum_exp(logits, positive)
     rows = log_one_plus_sum_exp(logits - own[:, tf.newaxis], negative)
     return tf.where(tf.reduce_any(positive, axis=1), rows, tf.zeros_like(rows))
-
-
-def _log_sum_exp(exponents, mask):
-    """`log(sum of exp)` over the masked entries of each row; 0 for none."""
-    some = tf.reduce_any(mask, axis=1)
-    masked = tf.where(mask, exponents, tf.cast(-float("inf"), exponents.dtype))
-    largest = tf.stop_gradient(tf.reduce_max(masked, axis=1))
-    largest = tf.where(some, largest, tf.zeros_like(largest))
-    shifted = tf.reduce_sum(tf.exp(masked - largest[:, tf.newaxis]), axis=1)
-    # Without entries the sum is 0, where the logarithm has no gradient.
-    return largest + tf.math.log(tf.where(some, shifted, tf.ones_like(shifted)))
