@@ -124,7 +124,7 @@ def normalization_layer(
 
 def normalized(model: keras.Model, normalization: str | None) -> keras.Model:
     """The network, or one of the same layers that also ends in the normalisation."""
-    (images,), (output,) = model.inputs, model.outputs
+    (output,) = model.outputs
     if len(output.shape) != 2:
         raise ValueError(
             "`embedder` must give vectors, (batch, embedding_dim). Received: output "
@@ -133,7 +133,13 @@ def normalized(model: keras.Model, normalization: str | None) -> keras.Model:
     layer, last = normalization_layer(normalization), model.layers[-1]
     if type(last) is type(layer) and last.compute_dtype == "float32":
         return model
-    return keras.Model(images, layer(output), name=model.name)
+    return keras.Model(input_of(model), layer(output), name=model.name)
+
+
+def input_of(model: keras.Model) -> Any:
+    """A tensor or a dict of them: `Sequential` has no `input` before it is called."""
+    is_sequential = isinstance(model, keras.Sequential)
+    return model.inputs[0] if is_sequential else model.input
 
 
 @keras.saving.register_keras_serializable(package="keras_ccp")
@@ -156,16 +162,34 @@ class FrozenBatchNormalization(keras.layers.BatchNormalization):
         return super().call(inputs, training=False, mask=mask)
 
 
-_AVERAGE = keras.layers.GlobalAveragePooling2D
-_MAX = keras.layers.GlobalMaxPooling2D
-_POOLINGS = {
-    "average": lambda x: _AVERAGE(name="average_pooling")(x),
-    "max": lambda x: _MAX(name="max_pooling")(x),
-    "average_max": lambda x: keras.layers.Add(name="average_max_pooling")(
-        [_AVERAGE(name="average_pooling")(x), _MAX(name="max_pooling")(x)]
-    ),
-    "flatten": lambda x: keras.layers.Flatten(name="flatten")(x),
-}
+_POOLINGS = ("average", "max", "average_max", "flatten", "class_token")
+
+
+def _pooled(features, pooling):
+    """One vector of a feature map, of tokens, or of what is a vector already."""
+    rank = len(features.shape)
+    if pooling not in _POOLINGS or (pooling == "class_token" and rank != 3):
+        raise ValueError(
+            f"`pooling` must be one of {_POOLINGS}, the last for tokens (batch, n, "
+            f"dim). Received: pooling={pooling!r} for {features.shape}\n"
+            'Take "average"'
+        )
+    if rank == 2:
+        return features
+    if pooling == "class_token":
+        return keras.ops.take(features, 0, axis=1)
+    if pooling == "flatten":
+        return keras.layers.Flatten(name="flatten")(features)
+    kinds = {3: "1D", 4: "2D"}[rank]
+    pooled = [
+        getattr(keras.layers, f"Global{kind.title()}Pooling{kinds}")(
+            name=f"{kind}_pooling"
+        )(features)
+        for kind in pooling.split("_")
+    ]
+    if len(pooled) == 1:
+        return pooled[0]
+    return keras.layers.Add(name="average_max_pooling")(pooled)
 
 
 def build_embedder(
@@ -178,32 +202,43 @@ def build_embedder(
     """Puts an embedding head on a backbone.
 
     backbone -> global pooling -> Dense without bias -> normalisation. The
-    input keeps the backbone's shape and dtype, so that preprocessing inside
-    the backbone is part of the embedder and of everything exported from it.
+    inputs keep the backbone's names, shapes and dtypes, so that preprocessing
+    inside the backbone is part of the embedder and of everything exported from it.
 
     ```python
     embedder = build_embedder(keras_ccp.backbones.small_cnn(), embedding_dim=64)
     ```
 
     Args:
-        backbone: built `keras.Model`, images -> `(batch, height, width,
-            channels)` feature map.
+        backbone: built `keras.Model`, one input or several -> `(batch, height, width,
+            channels)` feature map, `(batch, tokens, channels)` or `(batch, channels)`.
         embedding_dim: int, width of an embedding, or `None` for the pooled features as
             they are, without a head: the baseline that no training makes. Defaults to
             128.
         pooling: `"average"`, `"max"`, `"average_max"` (their sum), or `"flatten"`,
             which keeps apart what was seen where: for aligned images such as icons.
-            Defaults to `"average"`.
+            Of tokens also `"class_token"`, the first. Vectors are taken as they are.
+            Defaults to `"average"`, of tokens those that a mask of Keras leaves.
         normalization: `"lipschitz"` (v / max(1, ||v||)), `"l2"` (v / ||v||) or
             `None`. Defaults to `"lipschitz"`, the paper's.
         name: name of the returned model. Defaults to `"embedder"`.
 
     Returns:
-        Functional `keras.Model`, images -> `(batch, embedding_dim)` float32.
+        Functional `keras.Model`, inputs -> `(batch, embedding_dim)` float32.
+
+    Raises:
+        ValueError: If there is no such pooling for what the backbone gives.
     """
-    given = backbone.inputs[0]
-    inputs = keras.Input(batch_shape=given.shape, dtype=given.dtype)
-    outputs = _POOLINGS[pooling](backbone(inputs))
+    given = input_of(backbone)
+    inputs = keras.tree.map_structure(
+        lambda part: keras.Input(
+            batch_shape=part.shape,
+            dtype=part.dtype,
+            name=part.name if isinstance(given, dict) else None,
+        ),
+        given,
+    )
+    outputs = _pooled(backbone(inputs), pooling)
     if embedding_dim is not None:
         head = keras.layers.Dense(embedding_dim, use_bias=False, name="embedding")
         outputs = head(outputs)

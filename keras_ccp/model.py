@@ -15,7 +15,7 @@ import tensorflow as tf
 from keras_ccp import distribute, losses, pipeline, retrieval
 from keras_ccp.datasets import Dataset
 from keras_ccp.images import BrokenImage, failure
-from keras_ccp.layers import normalization_layer, normalized
+from keras_ccp.layers import input_of, normalization_layer, normalized
 from keras_ccp.losses.reach import within_reach
 from keras_ccp.pipeline import EvaluationData
 
@@ -49,9 +49,9 @@ class CCPModel(keras.Model):
     ```
 
     Args:
-        embedder: built `keras.Model`, images -> `(batch, embedding_dim)`, as
-            `build_embedder` makes it. `model.embedder` ends in the normalisation,
-            whether or not this one does.
+        embedder: built `keras.Model`, images or what else it takes -> `(batch,
+            embedding_dim)`, as `build_embedder` makes it. `model.embedder` ends in the
+            normalisation, whether or not this one does.
         num_classes: int, number of training classes; labels are 0..num_classes-1.
         proxies_per_class: int, proxies of each class, 0 for none. Defaults to 1.
         proximal_weight: float, lambda. Defaults to 2e-4.
@@ -98,6 +98,11 @@ class CCPModel(keras.Model):
     ):
         if references not in ("proxies", "samples"):
             raise ValueError('`references` must be "proxies" or "samples"')
+        if references == "samples" and len(embedder.inputs) > 1:
+            raise ValueError(
+                '`references="samples"` needs a network of one input. Received: '
+                f"{len(embedder.inputs)}\nTake the proxies"
+            )
         super().__init__(**kwargs)
         self.embedder = normalized(embedder, normalization)
         if distribute.num_replicas() > 1:  # as in the scope of a strategy
@@ -459,12 +464,18 @@ class CCPModel(keras.Model):
     def test_step(self, data):
         raise ValueError("Unseen classes have no proxies.\nUse model.evaluate")
 
+    def predict(self, x: Any, *args: Any, **kwargs: Any) -> np.ndarray:
+        """As `keras.Model.predict`, also of a `Dataset`."""
+        if isinstance(x, Dataset):
+            x = EvaluationData(x, "x").batches()
+        return super().predict(x, *args, **kwargs)
+
     def embed(self, data: Any, progress: bool = False) -> np.ndarray:
         """Embeddings of images, in their order.
 
         Args:
-            data: `Dataset`, array of images, list of paths or of encoded bytes, or
-                batches of images.
+            data: `Dataset`, array of images, dict of arrays, list of paths or of
+                encoded bytes, or batches of images.
             progress: whether to show a bar. Defaults to `False`.
 
         Returns:
@@ -476,8 +487,14 @@ class CCPModel(keras.Model):
         """Refuses another size, and pixels of 0..1 where the embedder takes 0..255."""
         with _plain_errors():
             images = next(iter(data.batches(np.arange(min(32, len(data))))))
-            self.embedder.compute_output_shape(images.shape)  # Keras looks at the size
+            specs = keras.tree.map_structure(
+                lambda part: keras.KerasTensor(part.shape, part.dtype.name), images
+            )
+            self.embedder.compute_output_spec(specs)  # Keras looks at the size
             _pixel_assertions(images, self.embedder)
+        if not _takes_images(self.embedder):
+            return
+        (images,) = keras.tree.flatten(images)
         scales = [
             np.max(np.abs(layer.scale))
             for layer in _all_layers(self.embedder)
@@ -499,10 +516,10 @@ class CCPModel(keras.Model):
             filepath: directory of the SavedModel: images -> normalised embeddings.
             **kwargs: further arguments of `keras.Model.export`.
         """
-        images = self.embedder.inputs[0]
+        inputs = input_of(self.embedder)
         # So that layers of augmentation do nothing.
-        embeddings = self.embedder(images, training=False)
-        keras.Model(images, embeddings).export(filepath, **kwargs)
+        embeddings = self.embedder(inputs, training=False)
+        keras.Model(inputs, embeddings).export(filepath, **kwargs)
 
     def compile_from_config(self, config):
         config = keras.saving.deserialize_keras_object(config)
@@ -590,11 +607,18 @@ def _plain_errors() -> Iterator[None]:
         raise
 
 
+def _takes_images(embedder: keras.Model) -> bool:
+    return len(embedder.inputs) == 1 and len(embedder.inputs[0].shape) == 4
+
+
 def _pixel_assertions(images: tf.Tensor, embedder: keras.Model) -> list:
     """What is asserted of images that an input of integers may not hold."""
-    if "int" not in embedder.inputs[0].dtype or images.dtype == tf.uint8:
+    if not _takes_images(embedder) or "int" not in embedder.inputs[0].dtype:
         return []
+    (images,) = keras.tree.flatten(images)
     images = tf.convert_to_tensor(images)  # an array in eager steps
+    if images.dtype == tf.uint8:
+        return []
     low, high = tf.reduce_min(images), tf.reduce_max(images)
     fits = (low >= 0) & (high <= 255)
     if images.dtype.is_floating:  # would be rounded to nothing

@@ -1,10 +1,11 @@
-"""Labelled images, in memory or still encoded."""
+"""Labelled images or other inputs, in memory or still encoded."""
 
 import copy
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+import keras
 import numpy as np
 
 from keras_ccp.checks import as_labels, check_finite
@@ -15,7 +16,7 @@ _SIZE, _SHORT_SIDE = 227, 256
 
 
 class Dataset:
-    """Images of one size, or image files of any size, with one class each.
+    """Images of one size, image files of any size, or other inputs, with their classes.
 
     Arrays are kept as they come, without a copy, and are never written to.
 
@@ -27,7 +28,10 @@ class Dataset:
     Args:
         images: `(n, height, width, channels)` uint8 or float array, or encoded
             images: `(n,)` paths (`str` or `pathlib.Path`) or `(n,)` `bytes` of JPEG,
-            PNG, BMP, GIF or WebP files, which are read when they are used.
+            PNG, BMP, GIF or WebP files, which are read when they are used. Or what
+            another network takes: an `(n, ...)` array of vectors, sequences or token
+            ids, or a dict of such arrays and of `(n,)` strings, by the names of its
+            inputs: `{"text": texts}`.
         labels: `(n,)` or `(n, 1)` labels, which become 0..C-1 as by `map_labels`.
         class_names: C different names, in the order of the sorted labels. Defaults to
             the original labels as strings.
@@ -53,11 +57,15 @@ class Dataset:
         labels: Any,
         class_names: Sequence[str] | None = None,
     ) -> None:
-        self.images = _paths_bytes_or_pixels(images)
+        self.images = (
+            as_inputs("images", images)
+            if isinstance(images, Mapping)
+            else _paths_bytes_or_numbers(images)
+        )
         self.size = _SIZE if self.is_encoded else None
         self.short_side = _SHORT_SIDE if self.is_encoded else None
         class_ids, originals = map_labels(labels)
-        self.labels = as_labels("labels", class_ids, length=len(self.images))
+        self.labels = as_labels("labels", class_ids, length=num_rows(self.images))
         # Of a set or a text NumPy makes one item: neither is a list of names.
         names = np.asarray(originals if class_names is None else class_names, object)
         names = names.astype(str)
@@ -77,13 +85,20 @@ class Dataset:
             kind = "paths" if isinstance(self.images[0], str) else "bytes"
             what = f"as {kind}, size {self.size}"
         else:
-            what = "of " + "x".join(str(size) for size in self.images.shape[1:])
-        return f"Dataset({len(self)} images {what}, {self.num_classes} classes)"
+            shapes = keras.tree.map_structure(_shown_shape, self.images)
+            what = f"of {shapes}".replace("'", "")
+        kind = "images" if self._are_images else "rows"
+        return f"Dataset({len(self)} {kind} {what}, {self.num_classes} classes)"
+
+    @property
+    def _are_images(self) -> bool:
+        is_one = not isinstance(self.images, dict)
+        return self.is_encoded or (is_one and self.images.ndim == 4)
 
     @property
     def is_encoded(self) -> bool:
         """Whether images are paths or bytes of files rather than pixels."""
-        return self.images.ndim == 1
+        return not isinstance(self.images, dict) and self.images.ndim == 1
 
     @property
     def num_classes(self) -> int:
@@ -151,12 +166,17 @@ class Dataset:
     def select_images(self, rows: np.ndarray) -> "Dataset":
         """Some images, with labels and class names as they are here."""
         chosen = copy.copy(self)
-        chosen.images, chosen.labels = self.images[rows], self.labels[rows]
+        chosen.images = keras.tree.map_structure(lambda a: a[rows], self.images)
+        chosen.labels = self.labels[rows]
         return chosen
 
 
-def _paths_bytes_or_pixels(images: Any) -> np.ndarray:
-    """An object array of `str` or of `bytes`, or an array of pixels."""
+def _shown_shape(array: np.ndarray) -> str:
+    return "x".join(map(str, array.shape[1:])) or "texts"
+
+
+def _paths_bytes_or_numbers(images: Any) -> np.ndarray:
+    """An object array of `str` or of `bytes`, or an array of numbers."""
     if not isinstance(images, (list, tuple)):
         images = np.asarray(images)
         if images.dtype.kind in "OU" and images.ndim == 1:
@@ -168,14 +188,58 @@ def _paths_bytes_or_pixels(images: Any) -> np.ndarray:
                 return np.array([kind(item) for item in items], object)
     images = np.asarray(images)
     is_pixels = images.dtype == np.uint8 or images.dtype.kind == "f"
-    if not is_pixels or images.ndim != 4 or not images.size:
+    is_image = images.ndim == 4 or images.dtype == np.uint8
+    if (
+        images.dtype.kind not in "uif"
+        or not images.size
+        or images.ndim < 2
+        or (is_image and not (is_pixels and images.ndim == 4))
+    ):
         raise ValueError(
-            "`images` must be (n, height, width, channels) uint8 or floats, or all "
-            f"paths, or all bytes. Received: {images.dtype}, shape {images.shape}\n"
+            "`images` must be (n, height, width, channels) uint8 or floats, (n, ...) "
+            "other numbers, a dict of arrays, or all paths, or all bytes. Received: "
+            f"{images.dtype}, shape {images.shape}\n"
             "Resize images to one size; give grey ones a channel: images[..., None]"
         )
     check_finite("images", images, "images")
     return images
+
+
+def as_inputs(name: str, inputs: Mapping[str, Any]) -> dict[str, np.ndarray]:
+    """Arrays of one length by the names of inputs; texts become objects.
+
+    Args:
+        name: What the inputs are called in error messages.
+        inputs: Arrays `(n, ...)` of numbers, or `(n,)` strings.
+    """
+    arrays = {}
+    for key, values in inputs.items():
+        array = np.asarray(values)
+        if array.dtype.kind in "US":
+            array = array.astype(object)
+        is_text = array.dtype == object and all(
+            isinstance(value, (str, bytes)) for value in array.ravel()[:1]
+        )
+        if not array.ndim or not (is_text or array.dtype.kind in "uifb"):
+            raise ValueError(
+                f"`{name}[{key!r}]` must be an array of numbers or strings. Received: "
+                f"{array.dtype}, shape {array.shape}\nPad sequences to one length"
+            )
+        if not is_text:
+            check_finite(f"{name}[{key!r}]", array, "rows")
+        arrays[key] = array
+    lengths = {key: len(array) for key, array in arrays.items()}
+    if len(set(lengths.values())) != 1:
+        raise ValueError(
+            f"`{name}` must hold arrays of one length. Received: {lengths}\n"
+            "Give each input a value for each row"
+        )
+    return arrays
+
+
+def num_rows(inputs: Any) -> int:
+    """Rows of an array or of a dict of arrays."""
+    return len(keras.tree.flatten(inputs)[0])
 
 
 def map_labels(labels: Any, name: str = "labels") -> tuple[np.ndarray, np.ndarray]:

@@ -4,7 +4,9 @@ import functools
 import itertools
 import os
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
+import keras
 import numpy as np
 import tensorflow as tf
 
@@ -53,10 +55,10 @@ def balanced_batches(
 
     Returns:
         Infinite, prefetched tf.data.Dataset of `(P * K, height, width, channels)`
-        images and `(P * K,)` int32 labels, the K images of a class in a row. A file
-        that is missing is named by a `tf.errors.NotFoundError`, one that cannot be
-        decoded ends in a `tf.errors.InvalidArgumentError`: `keras_ccp.datasets.verify`
-        names it.
+        images, or of what else the dataset holds, and `(P * K,)` int32 labels, the K
+        images of a class in a row. A file that is missing is named by a
+        `tf.errors.NotFoundError`, one that cannot be decoded ends in a
+        `tf.errors.InvalidArgumentError`: `keras_ccp.datasets.verify` names it.
 
     Raises:
         ValueError: If a number is not positive or there are fewer than P classes.
@@ -98,10 +100,12 @@ def _gathered(
     seed: int,
 ) -> tf.data.Dataset:
     def load(step: tf.Tensor, rows: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        images = gather(dataset.images, rows)
+        images = gather_inputs(dataset.images, rows)
         if augment is not None:
             images = augment(images, tf.stack([seed, step]))
-            images = tf.ensure_shape(images, [size, *images.shape[1:]])
+            images = keras.tree.map_structure(
+                lambda part: tf.ensure_shape(part, [size, *part.shape[1:]]), images
+            )
         return images, gather(dataset.labels, rows)
 
     return batches.map(load, **IN_ORDER)
@@ -167,6 +171,11 @@ def gather(
     taken = tf.numpy_function(take, [rows], dtype, stateful=False)
     taken.set_shape([*rows.shape, *values.shape[1:]])
     return taken
+
+
+def gather_inputs(inputs: Any, rows: tf.Tensor) -> Any:
+    """Takes rows of an array, or of each array of a dict."""
+    return keras.tree.map_structure(lambda array: gather(array, rows), inputs)
 
 
 # ==== Which images make up the batches ====

@@ -3,7 +3,7 @@
 import contextlib
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import keras
@@ -12,12 +12,13 @@ import tensorflow as tf
 
 from keras_ccp.checks import as_labels, check_finite
 from keras_ccp.datasets import Dataset, verify
+from keras_ccp.datasets.dataset import as_inputs, num_rows
 from keras_ccp.images import decode_center_crop
-from keras_ccp.pipeline.batches import IN_ORDER, encoded_files, gather
+from keras_ccp.pipeline.batches import IN_ORDER, encoded_files, gather, gather_inputs
 
 
 class EvaluationData:
-    """Images in a fixed order, with labels in memory.
+    """Images, or what else a network takes, in a fixed order, with labels in memory.
 
     Arrays are not copied. Encoded images (paths or bytes) are read and decoded again
     for each `batches`, and never all held in memory. A tf.data.Dataset is read twice
@@ -25,9 +26,9 @@ class EvaluationData:
     more for each `batches`.
 
     Args:
-        data: A `Dataset`; a pair `(x, y)` of arrays, x `(n, ...)`, y `(n,)` or
-            `(n, 1)` integers; or a finite, batched tf.data.Dataset of such pairs that
-            is not shuffled each time it is read.
+        data: A `Dataset`; a pair `(x, y)`, x `(n, ...)` or a dict of arrays, y `(n,)`
+            or `(n, 1)` integers; or a finite, batched tf.data.Dataset of such pairs
+            that is not shuffled each time it is read.
         name: What the data are called in error messages. Defaults to `"data"`.
 
     Attributes:
@@ -52,17 +53,19 @@ class EvaluationData:
 
     def __init__(self, data: Any, name: str = "data") -> None:
         self.name = name
-        self._stream = self._encoded = self._images = None
+        self._stream = self._encoded = self._images = self.image_shape = None
         if isinstance(data, tf.data.Dataset):
             self._stream, self.labels = data, _stream_labels(data, name)
-            shape = data.element_spec[0].shape
-            self.image_shape = tuple(shape)[1:] if shape.rank else None
+            shapes = [part.shape for part in keras.tree.flatten(data.element_spec[0])]
+            if len(shapes) == 1 and shapes[0].rank:
+                self.image_shape = tuple(shapes[0])[1:]
             return
         if isinstance(data, Dataset):
             self._images, self.labels = data.images, data.labels
         else:
             self._images, self.labels = _arrays(data, name)
-        self.image_shape = self._images.shape[1:]
+        if not isinstance(self._images, dict):
+            self.image_shape = self._images.shape[1:]
         if isinstance(data, Dataset) and data.is_encoded:
             self._encoded, self.image_shape = data, (data.size, data.size, 3)
             self._files, read, self._check = encoded_files(data.images)
@@ -84,7 +87,8 @@ class EvaluationData:
         """
         if self._stream is not None or other._stream is not None:
             return self._stream is other._stream
-        return np.shares_memory(self._images, other._images)
+        parts = keras.tree.flatten(self._images), keras.tree.flatten(other._images)
+        return any(map(np.shares_memory, *parts))
 
     def batches(
         self,
@@ -142,7 +146,7 @@ class EvaluationData:
     @tf.autograph.experimental.do_not_convert
     def _load(self, rows: tf.Tensor) -> tf.Tensor:
         if self._encoded is None:
-            return gather(self._images, rows)
+            return gather_inputs(self._images, rows)
         return gather(self._files, rows, self._check)
 
     def _streamed(self, rows: np.ndarray | None) -> tf.data.Dataset:
@@ -161,11 +165,18 @@ class EvaluationData:
             start: tf.Tensor, batch: tuple[tf.Tensor, tf.Tensor]
         ) -> tuple[tf.Tensor, tf.Tensor]:
             images, _ = batch
-            stop = start + tf.shape(images, tf.int64)[0]
-            return stop, tf.boolean_mask(images, tf.constant(keep)[start:stop])
+            stop = start + _batch_size(images)
+            kept = tf.constant(keep)[start:stop]
+            return stop, keras.tree.map_structure(
+                lambda part: tf.boolean_mask(part, kept), images
+            )
 
         selected = self._stream.scan(tf.constant(0, tf.int64), take)
-        return selected.filter(lambda images: tf.shape(images)[0] > 0)
+        return selected.filter(lambda images: _batch_size(images) > 0)
+
+
+def _batch_size(images: Any) -> tf.Tensor:
+    return tf.shape(keras.tree.flatten(images)[0], tf.int64)[0]
 
 
 def embed(model: keras.Model, data: Any, progress: bool = False) -> np.ndarray:
@@ -174,9 +185,9 @@ def embed(model: keras.Model, data: Any, progress: bool = False) -> np.ndarray:
     Args:
         model: Images -> `(batch, dim)` embeddings.
         data: `EvaluationData` or what it takes, a pair `(x, y)` as a tuple; images
-            without labels: an array, a list of paths or of encoded bytes (prepared for
-            evaluation at the size of the model's input), or a tf.data.Dataset of
-            batches.
+            without labels: an array or a dict of arrays, a list of paths or of encoded
+            bytes (prepared for evaluation at the size of the model's input), or a
+            tf.data.Dataset of batches.
         progress: Show a bar on the standard error stream. Defaults to `False`.
 
     Returns:
@@ -205,8 +216,9 @@ def _is_labelled(data: Any) -> bool:
 
 
 def _without_labels(model: keras.Model, images: Any) -> EvaluationData:
-    labels = np.zeros(len(images), np.int32)
-    if not isinstance(images[0], (str, bytes, os.PathLike)):
+    labels = np.zeros(num_rows(images), np.int32)
+    is_dict = isinstance(images, Mapping)
+    if is_dict or not isinstance(images[0], (str, bytes, os.PathLike)):
         return EvaluationData((images, labels))
     return EvaluationData(Dataset(images, labels).with_size(model.input_shape[1]))
 
@@ -218,6 +230,9 @@ def _arrays(data: Any, name: str) -> tuple[np.ndarray, np.ndarray]:
             f"or a batched tf.data.Dataset of (x, y). Received: {type(data)}\n"
             "`Dataset(images, labels)` takes paths, encoded bytes and arrays"
         )
+    if isinstance(data[0], Mapping):
+        images = as_inputs(name, data[0])
+        return images, as_labels(f"{name} labels", data[1], num_rows(images))
     images = np.asarray(data[0])
     if images.ndim < 2 or images.dtype.kind not in "uif":
         raise TypeError(
@@ -243,7 +258,9 @@ def _stream_labels(stream: tf.data.Dataset, name: str) -> np.ndarray:
     def read() -> np.ndarray:
         parts = []
         for images, labels in stream:
-            check_finite(name, images.numpy(), "images of a batch")
+            for part in keras.tree.flatten(images):
+                if part.dtype != tf.string:
+                    check_finite(name, part.numpy(), "images of a batch")
             parts.append(labels.numpy())
         return np.concatenate(parts) if parts else np.empty(0, np.int32)
 
