@@ -27,7 +27,8 @@ EXTRAS = {
         'tensorflow~=2.20.0; platform_system == "Linux"',
     ],
 }
-EXTRAS["test"] = ["hypothesis", "pytest", "pytest-xdist", "ruff"] + [
+# The example of texts takes its data from Babel.
+EXTRAS["test"] = ["babel", "hypothesis", "pytest", "pytest-xdist", "ruff"] + [
     requirement for requirements in EXTRAS.values() for requirement in requirements
 ]
 

@@ -1,8 +1,7 @@
-"""What CCP adds on the emoji: pairwise loss, one proxy problem and CCP, seed by seed.
+"""What proxies and projections add on the emoji: three methods, seed by seed.
 
-All three are the run of `examples/train_emoji.py`: the same network, data, loss and
-steps, scored with the last weights. Pairwise has no proxies; "one problem" makes no
-projection.
+The runs of `examples/train_emoji.py`: the same network, data, loss and steps, the best
+weights by validation.
 """
 
 import json
@@ -18,20 +17,14 @@ sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "examples"))
 
 import train_emoji  # noqa: E402
 
-# Proxies of each class and the most projections.
-METHODS = {"pairwise": (0, 0), "one problem": (4, 0), "CCP": (4, None)}
-
 
 def run(method: str, seed: int, steps: int) -> dict:
     """Trains once and scores the unseen classes."""
     start = time.time()
-    proxies, max_projections = METHODS[method]
     keras.backend.clear_session()
-    keras.utils.set_random_seed(seed)
     training, validation, unseen = train_emoji.load(seed)
-    model = train_emoji.make_model(training.num_classes, steps, proxies)
-    callback = train_emoji.train(
-        model, training, validation, steps, seed, max_projections, verbose=0
+    model, callback = train_emoji.train(
+        method, training, validation, steps, seed, verbose=0
     )
     embeddings = model.predict(unseen.images, verbose=0)
     return {
@@ -56,7 +49,10 @@ def summary(method: str, runs: list[dict]) -> dict:
 
 def main() -> None:
     options = arguments(
-        __doc__, seeds=list(range(5)), methods=list(METHODS), steps=train_emoji.STEPS
+        __doc__,
+        seeds=list(range(5)),
+        methods=list(train_emoji.METHODS),
+        steps=train_emoji.STEPS,
     )
     results = []
     for seed in options.seeds:

@@ -1,6 +1,7 @@
 """The examples run, and what they print and leave behind agrees with itself."""
 
 import json
+import re
 import runpy
 import subprocess
 import sys
@@ -38,13 +39,13 @@ def test_emoji_example(tmp_path):
     printed = run(EXAMPLES / "train_emoji.py", "--quick", "--out", tmp_path)
     results = json.loads((tmp_path / "results.json").read_text())
     metrics = {"precision_at_1", "precision_at_r", "map_at_r"}
-    for row in ("raw_pixels", "untrained", "trained"):
+    for row in ("raw pixels", "CCP"):
         assert set(results[row]) == metrics
     assert results["seed"] == 0
     assert results["seconds"] > 0
     assert results["num_projections"] >= 0
-    assert results["trained"]["map_at_r"] > results["untrained"]["map_at_r"]
-    assert f"{100 * results['trained']['map_at_r']:.1f}" in printed
+    assert results["CCP"]["map_at_r"] > results["raw pixels"]["map_at_r"]
+    assert f"{100 * results['CCP']['map_at_r']:.1f}" in printed
     assert "val_map_at_r" in printed
 
     with np.load(tmp_path / "test_set.npz") as test:
@@ -63,7 +64,19 @@ def test_emoji_example(tmp_path):
     assert run("-c", LOAD_ALONE, *paths).strip() == "False"
     again = retrieval.evaluate(np.load(tmp_path / "e.npy"), labels)
     for metric in metrics:
-        np.testing.assert_allclose(again[metric], results["trained"][metric], atol=1e-3)
+        np.testing.assert_allclose(again[metric], results["CCP"][metric], atol=1e-3)
+
+
+# ==== train_text.py ====
+
+
+def test_text_example():
+    printed = run(EXAMPLES / "train_text.py", "--steps", "150")
+    scores = {
+        name: float(re.search(rf"{name} .*MAP@R +([0-9.]+)", printed)[1])
+        for name in ("equal trigrams", "trained")
+    }
+    assert scores["trained"] > scores["equal trigrams"] > 20
 
 
 # ==== mnist_figure.py ====

@@ -85,6 +85,20 @@ def test_what_is_too_far_has_no_distance():
     assert distances.tolist() == [[0.0, 1.0, np.inf]]
 
 
+def test_classify_by_a_vote():
+    rows = [[0.0], [1.0], [2.0], [3.0], [10.0]]
+    index = RetrievalIndex.build(rows, labels=["b", "a", "a", "b", "c"])
+    # Of 0.4: b, a. Of 1.4, three: a, a, b. Of 9: c, then b far away.
+    assert index.classify([[0.4]], k=2).tolist() == ["b"]
+    assert index.classify([[1.4], [9.0]], k=3).tolist() == ["a", "c"]
+    found = index.classify([[9.0], [6.0], [2.6]], k=4, max_distance=1.0)
+    assert found.tolist() == ["c", None, "b"]
+    # More neighbours than rows: b and a twice, b is nearer.
+    assert index.classify([[0.4]], k=9).tolist() == ["b"]
+    with pytest.raises(ValueError, match="needs an index with labels"):
+        RetrievalIndex.build(rows).classify([[0.0]])
+
+
 @pytest.mark.parametrize(
     ("arguments", "match"),
     [

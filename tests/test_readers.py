@@ -312,6 +312,22 @@ def test_parquet(images, pyarrow, labels):
     assert dataset.class_names == (str(labels[1]), str(labels[0]))
 
 
+def test_table_in_memory(images, monkeypatch):
+    # A DataFrame gives its columns in the same way.
+    columns = {"path": ["b, c/0.jpg", Path("a/0.jpg")], "label": ["x", " 7"]}
+    dataset = datasets.table(columns, images)
+    assert dataset.images.tolist() == [str(images / path) for path in columns["path"]]
+    assert dataset.class_names == ("7", "x")
+    monkeypatch.chdir(images)
+    assert list(map(Path, datasets.table(columns).images)) == list(
+        map(Path, columns["path"])
+    )
+    with pytest.raises(ValueError, match="`source` must be.*KeyError: 'label'"):
+        datasets.table({"path": columns["path"]})
+    with pytest.raises(FileNotFoundError, match="no.jpg"):
+        datasets.table({"path": ["no.jpg"], "label": [1]})
+
+
 def test_parquet_refuses(images, pyarrow, monkeypatch):
     from pyarrow import parquet
 

@@ -470,6 +470,27 @@ def test_page_holds_its_images(place, searcher, tmp_path):
     assert len(page.sources) == 3  # the fourth is gone
     assert "not found" in page.text and ODD in page.text
     assert all(s.startswith("data:image/jpeg;base64,") for s in page.sources)
+    assert f'<a href="{query.as_uri()}">' in (tmp_path / "p.html").read_text("utf-8")
+    assert ", dog" in page.text  # the class of what was found
+
+
+def test_threshold_leaves_out_what_is_farther(place, tmp_path):
+    query, page = place[0] / "photos" / "5.png", tmp_path / "p.html"
+    arguments = "search", place[0] / "index", query, "--html", page, "--threshold"
+    result = invoke(*arguments, "1e-4", "--json")
+    (found,) = json.loads(result.stdout)
+    assert [neighbour["id"] for neighbour in found["neighbours"]] == ["5.png"]
+    other = place[0] / "photos" / "cat" / "1.png"
+    nearest = json.loads(invoke("search", place[0] / "index", other, "--json").stdout)
+    beyond = nearest[0]["neighbours"][1]["distance"] / 2
+    assert beyond > 1e-4, "says nothing"
+    searcher = Searcher(place[0] / "index")
+    searcher.index.remove(["cat/1.png"])
+    results, _ = searcher.search([other], max_distance=beyond)
+    search_commands.write_page(results, page)
+    assert "Nothing is near enough." in page.read_text("utf-8")
+    cells = search_commands.results_table(results).columns[-1].cells
+    assert list(map(str, cells)) == ["none"]
 
 
 def test_nothing_but_broken_images_is_an_error_that_lists_them(place, tmp_path):

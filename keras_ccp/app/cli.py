@@ -330,6 +330,9 @@ def search(
     k: Annotated[int, typer.Option("-k", min=1, help="Neighbours to show.")] = 10,
     html: Annotated[Path | None, typer.Option(help="Page to write.")] = None,
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    threshold: Annotated[
+        float | None, typer.Option(min=0, help="Leave out what is farther.")
+    ] = None,
     trust: TrustOption = False,
 ) -> None:
     """Show the most similar images of an index."""
@@ -339,7 +342,7 @@ def search(
         if html is not None:
             search.check_file("html", html)
         searcher = search.Searcher(index, trust)
-        results, failures = searcher.search(images, k, progress=not json)
+        results, failures = searcher.search(images, k, not json, threshold)
         _print_failures(failures)
         if json:
             typer.echo(search.to_json(results))

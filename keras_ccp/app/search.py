@@ -334,7 +334,11 @@ class Searcher:
         self._embed = _graph(_own_embedder(self.index, path, trust))
 
     def search(
-        self, images: Sequence[str | os.PathLike], k: int = 10, progress: bool = True
+        self,
+        images: Sequence[str | os.PathLike],
+        k: int = 10,
+        progress: bool = True,
+        max_distance: float | None = None,
     ) -> tuple[list[SearchResult], dict[Path, str]]:
         """Finds the nearest images of each image.
 
@@ -342,6 +346,7 @@ class Searcher:
             images: files; folders are not searched through.
             k: int, neighbours of each; all there are if they are fewer. Defaults to 10.
             progress: whether a bar is shown with more than one image. Defaults to True.
+            max_distance: float, leaves out what is farther. Defaults to `None`.
 
         Returns:
             A result for each image that can be read, and the reasons for the others.
@@ -366,6 +371,7 @@ class Searcher:
             neighbours = [
                 Neighbour(name, _path_of(name, root), label, distance)
                 for name, label, distance in zip(*found, strict=True)
+                if max_distance is None or distance <= max_distance
             ]
             results.append(SearchResult(str(file), neighbours))
         return results, failures
@@ -433,6 +439,8 @@ def results_table(results: Sequence[SearchResult]) -> rich.table.Table:
     right = [rich.table.Column(name, justify="right") for name in ("rank", "distance")]
     table = rich.table.Table("query", *right, "label", "image")
     for result in results:
+        if not result.neighbours:
+            table.add_row(rich.text.Text(printable(result.query)), "", "", "", "none")
         for rank, found in enumerate(result.neighbours, 1):
             query = result.query if rank == 1 else ""
             distance = f"{found.distance:.4f}"
@@ -466,14 +474,15 @@ def to_json(results: Sequence[SearchResult]) -> str:
 def write_page(results: Sequence[SearchResult], path: str | os.PathLike) -> None:
     """Writes a page with a row of images a query, the query framed.
 
-    Images are in the file itself, at most 192 pixels wide and high, upright. One that
-    is not where it was indexed is shown as missing.
+    Images are in the file itself, at most 192 pixels wide and high, upright, with a
+    link to their files. One that is not where it was indexed is shown as missing.
 
     Args:
         results: what was found.
         path: HTML file.
     """
     values = {"results": results, "picture": _picture, "name": os.path.basename}
+    values["link"] = lambda path: Path(path).absolute().as_uri()
     write_file(path, render("app/search.html.j2", **values))
 
 

@@ -28,6 +28,7 @@ _SYSTEM = {
     *("System Volume Information", "@eaDir", "#recycle", "#snapshot", "@Recycle"),
     "@Recently-Snapshot",
 }
+_COLUMNS = "path", "label"
 _SHOWN = 3
 _CHUNK = 64
 _log = logging.getLogger(__name__)
@@ -157,15 +158,17 @@ def image_folder(root: str | os.PathLike) -> Dataset:
     return Dataset(paths, classes)
 
 
-def table(path: str | os.PathLike, root: str | os.PathLike | None = None) -> Dataset:
+def table(source: Any, root: str | os.PathLike | None = None) -> Dataset:
     """Loads the images that a table lists in its columns `path` and `label`.
 
     Labels that are all integers are sorted as numbers, others as text. Blanks around
     them do not count. An image that is listed twice is taken once, which is logged.
 
     Args:
-        path: A `.parquet` file (needs PyArrow), or CSV in UTF-8 with header and commas.
-        root: Folder that relative paths start from. Defaults to the table's folder.
+        source: A `.parquet` file (needs PyArrow), CSV in UTF-8 with header and commas,
+            a pandas DataFrame, or a dict of columns.
+        root: Folder that relative paths start from. Defaults to the folder of the
+            file, and of a DataFrame to the current one.
 
     Returns:
         A dataset of paths in the order of the table; `class_names` are the labels.
@@ -174,15 +177,22 @@ def table(path: str | os.PathLike, root: str | os.PathLike | None = None) -> Dat
         ValueError: If the table is damaged, lacks a column or a label, or gives an
             image two labels; FileNotFoundError if it or an image is missing.
     """
-    path = Path(path).expanduser()
-    base = path.parent if root is None else Path(root).expanduser()
-    read = _read_parquet if path.suffix.lower() == ".parquet" else _read_csv
+    is_file = isinstance(source, (str, os.PathLike))
+    name, base = "`source`", Path()
+    if is_file:
+        name = Path(source).expanduser()
+        base = name.parent
+    base = base if root is None else Path(root).expanduser()
     label_of: dict[str, tuple[str, Any]] = {}
     with reading(
-        f"{path} must be a CSV (UTF-8, commas) or Parquet table of `path` and `label`",
+        f"{name} must be a CSV (UTF-8, commas) or Parquet table of `path` and `label`",
         f"Paths start at {base}; cells with a comma are quoted, and each quote closed",
     ):
-        rows = read(path)
+        if is_file:
+            is_parquet = name.suffix.lower() == ".parquet"
+            rows = (_read_parquet if is_parquet else _read_csv)(name)
+        else:
+            rows = list(zip(*(list(source[c]) for c in _COLUMNS), strict=True))
         for file, label in rows:
             file = os.path.join(base, file)
             label = label.strip() if isinstance(label, str) else label
@@ -192,7 +202,7 @@ def table(path: str | os.PathLike, root: str | os.PathLike | None = None) -> Dat
         paths = [file for file, _ in label_of.values()]
         find_files(paths)
     if again := len(rows) - len(paths):
-        _log.warning("%s: %d rows list an image again; it is taken once", path, again)
+        _log.warning("%s: %d rows list an image again; it is taken once", name, again)
     return Dataset(paths, _numbers([label for _, label in label_of.values()]))
 
 
@@ -202,7 +212,7 @@ def _read_csv(path: Path) -> list[tuple[str, str]]:
         reader = csv.reader(file, strict=True)
         try:
             header = [name.strip() for name in next(reader, [])]
-            columns = header.index("path"), header.index("label")
+            columns = [header.index(name) for name in _COLUMNS]
             rows = []
             for row in filter(None, reader):
                 if len(row) != len(header):
@@ -215,8 +225,8 @@ def _read_csv(path: Path) -> list[tuple[str, str]]:
 
 def _read_parquet(path: Path) -> list[tuple[Any, Any]]:
     with require("pyarrow.parquet", "parquet").ParquetFile(path) as file:
-        columns = file.read(columns=["path", "label"])
-    cells = [columns.column(name).to_pylist() for name in ("path", "label")]
+        columns = file.read(columns=list(_COLUMNS))
+    cells = [columns.column(name).to_pylist() for name in _COLUMNS]
     return list(zip(*cells, strict=True))
 
 

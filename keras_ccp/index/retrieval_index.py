@@ -1,5 +1,6 @@
 """A set of embeddings that is searched, extended, written and read."""
 
+import collections
 import contextlib
 import functools
 import io
@@ -244,6 +245,45 @@ class RetrievalIndex:
         if max_distance is not None:
             distances[distances > max_distance] = np.inf
         return distances, self.ids[rows]
+
+    def classify(
+        self,
+        queries: np.ndarray,
+        k: int = 5,
+        fingerprint: str | None = None,
+        max_distance: float | None = None,
+    ) -> np.ndarray:
+        """Labels of queries, by a vote of their nearest rows.
+
+        Of labels with as many votes the one of the nearest row wins.
+
+        Args:
+            queries: `(q, dim)` finite numbers.
+            k: int, neighbours that vote, at most the rows of the index. Defaults to 5.
+            fingerprint: as for `search`.
+            max_distance: float, rows farther away have no vote, as
+                `retrieval.calibrate` finds it. Defaults to `None`: all have one.
+
+        Returns:
+            `(q,)` objects: labels, and `None` where no row has a vote: unknown.
+
+        Raises:
+            ValueError: As for `search`, or if the index has no labels.
+        """
+        if self.labels is None:
+            raise ValueError(
+                "`classify` needs an index with labels. Received: one without\n"
+                "Build it with `labels`"
+            )
+        k = min(k, len(self))
+        distances, ids = self.search(queries, k, fingerprint, max_distance)
+        found = []
+        for own, far in zip(ids, np.isinf(distances), strict=True):
+            # The first of equals, and they are in order of distance.
+            votes = collections.Counter(self.labels_of(own[~far]).tolist())
+            votes = votes.most_common(1)
+            found.append(votes[0][0] if votes else None)
+        return np.array(found, object)
 
     def labels_of(self, ids: Any) -> np.ndarray:
         """Labels of rows.
