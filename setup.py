@@ -37,6 +37,8 @@ EXTRAS["interop"] = [
     'tensorflow-addons==0.23.0; python_version < "3.12"',
     "tensorflow-similarity==0.17.1",
 ]
+# Vision transformers and their weights: 18 packages, TensorFlow Text among them.
+EXTRAS["hub"] = ['keras-hub>=0.32; python_version >= "3.11"']
 # Peers of the benchmarks, which no test needs.
 EXTRAS["bench"] = ["faiss-cpu", "pytorch-metric-learning==2.9.0", "torch"]
 EXTRAS["bench"] += EXTRAS["scann"]

@@ -1,5 +1,7 @@
 """Vectors, sequences, token ids, several inputs and texts in place of images."""
 
+import sys
+
 import keras
 import numpy as np
 import pytest
@@ -14,6 +16,7 @@ from keras_ccp import (
     datasets,
     retrieval,
 )
+from keras_ccp.backbones import keras_hub_backbone
 
 RNG = np.random.default_rng(0)
 LABELS = np.repeat(np.arange(8), 6)
@@ -58,7 +61,19 @@ def texts():
     return {"text": words}, keras.Model({"text": text}, tokens), "average"
 
 
-@pytest.mark.parametrize("make", [vectors, sequences, token_ids, ids_and_mask, texts])
+def transformer():
+    # As KerasHub's DINOv2 takes and gives them: a dict of images, tokens.
+    images = keras.Input((8, 8, 3), name="images")
+    patches = layers.Conv2D(6, 4, strides=4)(images)
+    tokens = layers.Reshape((4, 6))(patches)
+    tokens += layers.MultiHeadAttention(2, 3)(tokens, tokens)
+    network = keras_hub_backbone(keras.Model({"images": images}, tokens), 1 / 128, -1)
+    return RNG.integers(0, 256, (48, 8, 8, 3)).astype("uint8"), network, "class_token"
+
+
+@pytest.mark.parametrize(
+    "make", [vectors, sequences, token_ids, ids_and_mask, texts, transformer]
+)
 def test_trains_projects_saves_exports_and_searches(make, tmp_path):
     inputs, network, pooling = make()
     dataset = datasets.Dataset(inputs, [f"class {label}" for label in LABELS])
@@ -96,6 +111,23 @@ def test_trains_projects_saves_exports_and_searches(make, tmp_path):
     exported = tf.saved_model.load(tmp_path / "embedder")
     served = exported.serve(keras.tree.map_structure(tf.constant, unseen.images))
     np.testing.assert_allclose(served, embeddings, atol=1e-6)
+
+
+def test_pixels_of_a_keras_hub_backbone():
+    images = keras.Input((1, 1, 3), name="images")
+    network = keras_hub_backbone(
+        keras.Model({"images": images}, images), [1 / 100, 1 / 50, 1], [0, -1, 0.5]
+    )
+    pixels = np.array([[[[0, 0, 0]]], [[[100, 200, 2]]]], "uint8")
+    # 0 / 100 + 0, 0 / 50 - 1, 0 + .5; 100 / 100, 200 / 50 - 1, 2 + .5
+    expected = [[0, -1, 0.5], [1, 3, 2.5]]
+    np.testing.assert_allclose(network(pixels)[:, 0, 0], expected, rtol=1e-6)
+
+
+def test_presets_need_keras_hub(monkeypatch):
+    monkeypatch.setitem(sys.modules, "keras_hub", None)
+    with pytest.raises(ImportError, match=r"keras-ccp\[hub\]"):
+        keras_hub_backbone("dinov2_small")
 
 
 def test_pool_of_a_stream_of_several_inputs():

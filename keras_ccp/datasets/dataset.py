@@ -238,8 +238,8 @@ def as_inputs(name: str, inputs: Mapping[str, Any]) -> dict[str, np.ndarray]:
 
 
 def num_rows(inputs: Any) -> int:
-    """Rows of an array or of a dict of arrays."""
-    return len(keras.tree.flatten(inputs)[0])
+    """Rows of an array or a list, or of a dict of them."""
+    return len(next(iter(inputs.values())) if isinstance(inputs, Mapping) else inputs)
 
 
 def map_labels(labels: Any, name: str = "labels") -> tuple[np.ndarray, np.ndarray]:
