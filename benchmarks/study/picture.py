@@ -1,7 +1,8 @@
-"""Draws MAP@R against the size of a batch, from what `keras-ccp compare` has written.
+"""Draws what `keras-ccp compare` has found, and prints it as a Markdown table.
 
-Takes `<dataset>_<classes>x<images>.json` beside this file, each the `compare.json` of
-one comparison, and prints them as a Markdown table as well.
+Takes `<dataset>[_<loss>]_<classes>x<images>.json` beside this file, each the
+`compare.json` of one comparison of a loss alone, with proxies that stay, and with CCP;
+without the name of a loss it is the contrastive one.
 """
 
 import argparse
@@ -13,76 +14,103 @@ import matplotlib
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
-LABELS = {
-    "contrastive": "pairs",
-    "contrastive+proxies": "proxies that stay",
-    "contrastive_ccp": "CCP",
+KINDS = {"": "pairs", "+proxies": "proxies that stay", "_ccp": "CCP"}
+DATASETS = {
+    "grocery": "groceries, fine-tuned",
+    "omniglot": "Omniglot, from scratch",
+    "emoji": "emoji, from scratch",
 }
 HERE = pathlib.Path(__file__).parent
 
 
-def load() -> dict[str, dict[int, dict]]:
-    """Comparisons by dataset and number of images in a batch."""
+def load() -> dict[tuple[str, str, int], dict]:
+    """Comparisons by dataset, loss and number of images in a batch."""
     found = {}
-    for path in sorted(HERE.glob("*_*x*.json")):
-        dataset, _, size = path.stem.rpartition("_")
+    for path in HERE.glob("*x*.json"):
+        name, _, size = path.stem.rpartition("_")
+        dataset, _, loss = name.partition("_")
         classes, images = map(int, size.split("x"))
-        comparison = json.loads(path.read_text())
-        found.setdefault(dataset, {})[classes * images] = comparison
+        key = dataset, loss or "contrastive", classes * images
+        found[key] = json.loads(path.read_text())
+    order = list(DATASETS)
+    return dict(sorted(found.items(), key=lambda i: (order.index(i[0][0]), i[0][1:])))
+
+
+def scores(comparison: dict, loss: str) -> dict[str, dict]:
+    """MAP@R by kind of method, of those that were compared."""
+    methods = {method["name"]: method for method in comparison["methods"]}
+    return {
+        kind: methods[loss + suffix]["map_at_r"]
+        for suffix, kind in KINDS.items()
+        if loss + suffix in methods
+    }
+
+
+def gain(comparison: dict, loss: str) -> dict:
+    """CCP less pairs."""
+    (found,) = (d for d in comparison["differences"] if d["first"] == f"{loss}_ccp")
     return found
 
 
-def draw(found: dict[str, dict[int, dict]], out: pathlib.Path) -> None:
-    figure, axes = plt.subplots(
-        1, len(found), figsize=(4 * len(found), 3.6), squeeze=False, layout="tight"
+def draw(found: dict[tuple[str, str, int], dict], out: pathlib.Path) -> None:
+    """The gain of each cell, with its interval over models and over classes."""
+    figure, axis = plt.subplots(
+        figsize=(8, 1 + 0.32 * len(found)), layout="constrained"
     )
-    for axis, (dataset, by_size) in zip(axes[0], found.items(), strict=True):
-        for shift, (name, label) in zip((0.97, 1, 1.03), LABELS.items(), strict=True):
-            points = [
-                (size * shift, method["map_at_r"])
-                for size, comparison in sorted(by_size.items())
-                for method in comparison["methods"]
-                if method["name"] == name
-            ]
-            axis.errorbar(
-                [x for x, _ in points],
-                [100 * y["mean"] for _, y in points],
-                [100 * y["interval"] for _, y in points],
-                marker="o",
-                capsize=3,
-                label=label,
-            )
-        untrained = next(iter(by_size.values()))["untrained"]["map_at_r"]
-        axis.axhline(100 * untrained, color="grey", linestyle=":", label="no training")
-        axis.set_xscale("log", base=2)
-        axis.set_xticks(sorted(by_size), [str(size) for size in sorted(by_size)])
-        axis.set_xlim(6, 42)
-        axis.minorticks_off()
-        axis.set(title=dataset, xlabel="images in a batch", ylabel="MAP@R, %")
-    axes[0][0].legend(frameon=False)
+    colors = dict(zip(DATASETS, ("tab:green", "tab:blue", "tab:orange"), strict=True))
+    names = []
+    for y, ((dataset, loss, size), comparison) in enumerate(found.items()):
+        difference = gain(comparison, loss)
+        for name, width, alpha in (("models", 1.5, 1), ("classes", 7, 0.3)):
+            bounds = [100 * bound for bound in difference[name]]
+            axis.plot(bounds, [y, y], color=colors[dataset], lw=width, alpha=alpha)
+        axis.plot(100 * difference["mean"], y, "o", color=colors[dataset])
+        names.append(f"{DATASETS[dataset]}: {loss.replace('_', ' ')}, {size} images")
+    axis.axvline(0, color="grey", lw=1)
+    axis.set_yticks(range(len(names)), names)
+    axis.invert_yaxis()
+    axis.set_xlabel(
+        "MAP@R of CCP less that of pairs of the same batch, points\n"
+        "(line: 95 % interval over models; band: over test classes)"
+    )
     figure.savefig(out, dpi=110)
 
 
-def print_table(found: dict[str, dict[int, dict]]) -> None:
-    print(f"| data | batch | no training | {' | '.join(LABELS.values())} | models |")
-    print("|---|---|---|---|---|---|---|")
-    for dataset, by_size in found.items():
-        for size, comparison in sorted(by_size.items()):
-            scores = {m["name"]: m["map_at_r"] for m in comparison["methods"]}
-            cells = " | ".join(
-                "{:.1f} ± {:.1f}".format(
-                    100 * scores[name]["mean"], 100 * scores[name]["interval"]
-                )
-                for name in LABELS
+def print_table(found: dict[tuple[str, str, int], dict]) -> None:
+    kinds = " | ".join(KINDS.values())
+    print(f"| data | loss | batch | no training | {kinds} | CCP less pairs | models |")
+    print("|---|---|---|---|---|---|---|---|---|")
+    for (dataset, loss, size), comparison in found.items():
+        values = scores(comparison, loss)
+        cells = [
+            "{:.1f} ± {:.1f}".format(
+                *(100 * values[kind][key] for key in ("mean", "interval"))
             )
-            untrained = 100 * comparison["untrained"]["map_at_r"]
-            count = comparison["num_models"]
-            print(f"| {dataset} | {size} | {untrained:.1f} | {cells} | {count} |")
+            if kind in values
+            else "–"
+            for kind in KINDS.values()
+        ]
+        difference = gain(comparison, loss)
+        cells.append(
+            "{:+.1f} ({:+.1f} to {:+.1f}; {:+.1f} to {:+.1f})".format(
+                *(
+                    100 * value
+                    for value in (
+                        difference["mean"],
+                        *difference["models"],
+                        *difference["classes"],
+                    )
+                )
+            )
+        )
+        untrained = f"{100 * comparison['untrained']['map_at_r']:.1f}"
+        row = [DATASETS[dataset], loss.replace("_", " "), str(size), untrained, *cells]
+        print(f"| {' | '.join(row)} | {comparison['num_models']} |")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=pathlib.Path, default="batch_size.png")
+    parser.add_argument("--out", type=pathlib.Path, default="gain.png")
     options = parser.parse_args()
     found = load()
     print_table(found)
