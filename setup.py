@@ -77,9 +77,13 @@ setup(
     package_dir={"keras_ccp.configs": "configs"},
     package_data={
         "keras_ccp": [
-            f"datasets/**/*.{ending}" for ending in ("png", "txt", "npz", "xz", "bin")
-        ]
-        + ["**/*.j2", "app/report/*.css", "app/report/*.js", "app/published.yaml"],
+            "py.typed",
+            "datasets/bundled/*",
+            "**/*.j2",
+            "app/report/*.css",
+            "app/report/*.js",
+            "app/published.yaml",
+        ],
         "keras_ccp.configs": ["*/*.yaml"],
     },
     # Only what the package imports at run time.

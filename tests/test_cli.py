@@ -9,6 +9,7 @@ from look_alikes import write_in_shop
 from typer.main import get_command
 from typer.testing import CliRunner
 
+from keras_ccp import __version__
 from keras_ccp.app.cli import app
 
 SMALL = """
@@ -30,6 +31,11 @@ def config(tmp_path):
     path = tmp_path / "small.yaml"
     path.write_text(SMALL)
     return path
+
+
+def test_version():
+    result = invoke("--version")
+    assert (result.exit_code, result.output) == (0, f"keras-ccp {__version__}\n")
 
 
 def test_train_then_evaluate(config, tmp_path):

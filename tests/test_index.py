@@ -85,6 +85,41 @@ def test_what_is_too_far_has_no_distance():
     assert distances.tolist() == [[0.0, 1.0, np.inf]]
 
 
+def test_replace_keeps_places():
+    index = RetrievalIndex.build([[0.0], [1.0], [2.0]], ["a", "b", "c"], [7, 8, 9])
+    index.search([[0.0]], 1)
+    index.replace([[5.0], [6.0]], ["c", "a"])
+    assert index.embeddings[:, 0].tolist() == [6.0, 1.0, 5.0]
+    assert index.search([[5.9]], 3)[1].tolist() == [["a", "c", "b"]]
+    assert index.labels.tolist() == [7, 8, 9]
+    index.replace(np.float64([[1e-9]]), ["b"], labels=[4])
+    assert index.labels.tolist() == [7, 4, 9]
+    assert index.embeddings[1, 0] == 1e-9 and index.embeddings.dtype == np.float64
+    for arguments, match in (
+        (([[1.0]], ["d"]), "ids of the index. Received: 'd'"),
+        (([[1.0], [1.0]], ["a", "a"]), "2 ids, 1 different"),
+        (([[1.0], [1.0]], ["a"]), "for 2 rows"),
+        (([[np.nan]], ["a"]), "finite"),
+        (([[1.0]], ["a"], ["x"]), "`labels` must hold"),
+    ):
+        with pytest.raises(ValueError, match=match):
+            index.replace(*arguments)
+    assert index.embeddings[0, 0] == 6.0
+    with pytest.raises(ValueError, match="left out of an index without"):
+        RetrievalIndex.build([[0.0]], ["a"]).replace([[1.0]], ["a"], [1])
+
+
+def test_search_among_some_rows():
+    index = RetrievalIndex.build([[0.0], [1.0], [2.0], [3.0]], labels=[0, 1, 0, 1])
+    distances, ids = index.search([[0.0]], 2, where=index.labels == 1)
+    assert (ids.tolist(), distances.tolist()) == ([[1, 3]], [[1.0, 3.0]])
+    for where in ([True] * 3, [1, 0, 0, 0], [False] * 4):
+        with pytest.raises(ValueError, match="`where` must be one bool for each of 4"):
+            index.search([[0.0]], 1, where=where)
+    with pytest.raises(ValueError, match="k"):
+        index.search([[0.0]], 3, where=index.labels == 1)
+
+
 def test_classify_by_a_vote():
     rows = [[0.0], [1.0], [2.0], [3.0], [10.0]]
     index = RetrievalIndex.build(rows, labels=["b", "a", "a", "b", "c"])

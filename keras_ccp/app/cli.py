@@ -7,6 +7,7 @@ import rich.table
 import rich.text
 import typer
 
+import keras_ccp
 from keras_ccp.app.console import (
     console,
     errors,
@@ -18,7 +19,6 @@ from keras_ccp.app.console import (
 # Commands import what they run when they are called: TensorFlow takes seconds.
 
 app = typer.Typer(
-    help="Deep metric learning with chance constraints.",
     no_args_is_help=True,
     pretty_exceptions_show_locals=False,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -51,6 +51,27 @@ OverridesOption = Annotated[
 TrustOption = Annotated[
     bool, typer.Option("--trust", help="Run a SavedModel: it is a program.")
 ]
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"keras-ccp {keras_ccp.__version__}")
+        raise typer.Exit()
+
+
+@app.callback()
+def about(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version",
+            callback=_print_version,
+            is_eager=True,
+            help="Show the version and exit.",
+        ),
+    ] = False,
+) -> None:
+    """Deep metric learning with chance constraints."""
 
 
 # ==== Runs ====

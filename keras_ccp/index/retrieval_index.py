@@ -206,12 +206,52 @@ class RetrievalIndex:
         rows = as_embeddings("embeddings", self.embeddings[kept])
         self._set_rows(rows, self.ids[kept], labels)
 
+    def replace(
+        self, embeddings: np.ndarray, ids: Sequence, labels: Sequence | None = None
+    ) -> None:
+        """Gives rows other vectors and labels, in their places.
+
+        Args:
+            embeddings: `(m, dim)` finite numbers, of the embedder of the index.
+            ids: `(m,)` ids of the index, each once.
+            labels: `(m,)` labels. Defaults to `None`: they stay.
+
+        Raises:
+            ValueError: As for `add`, or if an id is not in the index; the index is then
+                as it was.
+        """
+        ids = np.asarray(ids)
+        kept = self._rows_of(ids)
+        if len(np.unique(kept)) < len(kept) or len(kept) != len(embeddings):
+            raise ValueError(
+                "`ids` must be one for each row, each once. Received: "
+                f"{len(kept)} ids, {len(np.unique(kept))} different, for "
+                f"{len(embeddings)} rows\nName each row once"
+            )
+        changed = as_embeddings("embeddings", embeddings, self.embeddings.shape[1])
+        rows = self.embeddings.astype(np.result_type(self.embeddings, changed))
+        rows[kept] = changed
+        all_labels = self.labels
+        if labels is not None:
+            if all_labels is None:
+                raise ValueError(
+                    "`labels` must be left out of an index without. Received: labels"
+                    "\nBuild it again with all of them"
+                )
+            new = iter(_column("labels", labels, len(kept)).tolist())
+            values = all_labels.tolist()
+            for row in kept:
+                values[row] = next(new)
+            all_labels = values
+        self._set_rows(rows, self.ids, all_labels)
+
     def search(
         self,
         queries: np.ndarray,
         k: int,
         fingerprint: str | None = None,
         max_distance: float | None = None,
+        where: np.ndarray | None = None,
     ) -> tuple[np.ndarray, np.ndarray]:
         """Finds the nearest rows of each query.
 
@@ -223,6 +263,9 @@ class RetrievalIndex:
             fingerprint: of the embedder of the queries. Defaults to `None`: trusted.
             max_distance: float. Farther neighbours get an infinite distance; their ids
                 are to be ignored. Defaults to `None`: there are none.
+            where: `(n,)` bool, the rows to look among, such as `index.labels == "wren"`
+                or a condition on your own table in the order of `index.ids`. They are
+                searched exactly. Defaults to `None`: all.
 
         Returns:
             Distances `(q, k)` float32 (L2, not squared), nearest first, and their ids
@@ -239,12 +282,28 @@ class RetrievalIndex:
                 "Embed the images with the one, or make the index with the other"
             )
         queries = as_embeddings("queries", queries, self.embeddings.shape[1])
-        check_k(k, len(self))
-        searcher = self._searcher or self._exact
-        distances, rows = searcher.search(queries, k)
+        if where is None:
+            check_k(k, len(self))
+            searcher = self._searcher or self._exact
+            distances, rows = searcher.search(queries, k)
+        else:
+            chosen = self._chosen(where)
+            check_k(k, len(chosen))
+            distances, rows = ExactSearch(self.embeddings[chosen]).search(queries, k)
+            rows = chosen[rows]
         if max_distance is not None:
             distances[distances > max_distance] = np.inf
         return distances, self.ids[rows]
+
+    def _chosen(self, where):
+        where = np.asarray(where)
+        if where.dtype != bool or where.shape != (len(self),) or not where.any():
+            raise ValueError(
+                f"`where` must be one bool for each of {len(self)} rows, some true. "
+                f"Received: {where.dtype} of shape {where.shape}\n"
+                'Compare a column: index.labels == "wren"'
+            )
+        return np.flatnonzero(where)
 
     def classify(
         self,

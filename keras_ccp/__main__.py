@@ -1,0 +1,5 @@
+"""`python -m keras_ccp`, the command where its script is not on the path."""
+
+from keras_ccp.app.cli import main
+
+main()
