@@ -122,7 +122,7 @@ NOT_FINITE = np.float32([1, np.nan, 2, -np.inf]).reshape(4, 1, 1, 1)
     [
         ((np.array([None, None]), [0, 1]), "Received: object, shape (2,)"),
         ((np.zeros((2, 2, 2, 3), int), [0, 1]), "Received: int64, shape"),
-        ((np.zeros((2, 8, 8)), [0, 1]), "images[..., None]"),
+        ((np.zeros((2, 8, 8), "uint8"), [0, 1]), "images[..., None]"),
         ((np.zeros((0, 8, 8, 3)), []), "Received: float64, shape (0, 8, 8, 3)"),
         ((["a.jpg", b"a"], [0, 1]), "or all paths, or all bytes. Received: <U5"),
         (([Path("a.jpg"), None], [0, 1]), "Received: object, shape (2,)"),

@@ -220,7 +220,6 @@ class RetrievalIndex:
             ValueError: As for `add`, or if an id is not in the index; the index is then
                 as it was.
         """
-        ids = np.asarray(ids)
         kept = self._rows_of(ids)
         if len(np.unique(kept)) < len(kept) or len(kept) != len(embeddings):
             raise ValueError(
@@ -231,18 +230,17 @@ class RetrievalIndex:
         changed = as_embeddings("embeddings", embeddings, self.embeddings.shape[1])
         rows = self.embeddings.astype(np.result_type(self.embeddings, changed))
         rows[kept] = changed
-        all_labels = self.labels
-        if labels is not None:
-            if all_labels is None:
-                raise ValueError(
-                    "`labels` must be left out of an index without. Received: labels"
-                    "\nBuild it again with all of them"
-                )
-            new = iter(_column("labels", labels, len(kept)).tolist())
-            values = all_labels.tolist()
-            for row in kept:
-                values[row] = next(new)
-            all_labels = values
+        if labels is None:
+            return self._set_rows(rows, self.ids, self.labels)
+        if self.labels is None:
+            raise ValueError(
+                "`labels` must be left out of an index without. Received: labels\n"
+                "Build it again with all of them"
+            )
+        all_labels = self.labels.tolist()  # texts may get longer
+        new = _column("labels", labels, len(kept)).tolist()
+        for row, label in zip(kept, new, strict=True):
+            all_labels[row] = label
         self._set_rows(rows, self.ids, all_labels)
 
     def search(

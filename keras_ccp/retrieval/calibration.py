@@ -13,7 +13,7 @@ from keras_ccp.retrieval.statistics import Interval
 class Calibration:
     """Thresholds of distance, and how well they tell pairs of one class from others.
 
-    Attributes:
+    Args:
         threshold: pairs up to this distance match.
         true_match_rate: share of the pairs of one class that match (TAR at that FAR).
         false_match_rate: share of the pairs of two classes that match.

@@ -11,7 +11,7 @@ from keras_ccp.retrieval.exact_search import search
 class DoubtfulLabel(NamedTuple):
     """An image that lies among those of another class.
 
-    Attributes:
+    Args:
         row: of the image.
         label: the one that it has.
         suggested: the one that most of its neighbours have.
