@@ -27,6 +27,7 @@ MODULES = {
 }
 # From the top down: a module imports only from rows below its own.
 LAYERS = [
+    {"__main__"},
     {"app"},
     {"serving", "index", "monitor", "backup"},
     {"callback"},

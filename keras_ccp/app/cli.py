@@ -1,5 +1,6 @@
 """The `keras-ccp` command."""
 
+import importlib.metadata
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -7,7 +8,6 @@ import rich.table
 import rich.text
 import typer
 
-import keras_ccp
 from keras_ccp.app.console import (
     console,
     errors,
@@ -55,7 +55,7 @@ TrustOption = Annotated[
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        typer.echo(f"keras-ccp {keras_ccp.__version__}")
+        typer.echo(f"keras-ccp {importlib.metadata.version('keras-ccp')}")
         raise typer.Exit()
 
 
