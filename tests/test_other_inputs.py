@@ -191,6 +191,7 @@ def test_dataset_of_several_inputs():
         ({"a": np.zeros((3, 2)), "b": np.zeros(2)}, "one length. Received: {'a': 3"),
         ({"a": [[1, 2], [3, 4]], "b": [np.nan, 1.0]}, "NaN or infinity in 1 of 2"),
         ({"a": [object(), object()]}, r"`images\['a'\]` must be an array of numbers"),
+        ({"a": ["x", None]}, r"`images\['a'\]` must be an array of numbers or strings"),
         ({"a": 3}, r"`images\['a'\]` must be an array"),
         (np.zeros((2, 3, 4), "uint8"), "give grey ones a channel"),
         (np.zeros((2, 3), bool), "Received: bool"),

@@ -218,7 +218,7 @@ def as_inputs(name: str, inputs: Mapping[str, Any]) -> dict[str, np.ndarray]:
         if array.dtype.kind in "US":
             array = array.astype(object)
         is_text = array.dtype == object and all(
-            isinstance(value, (str, bytes)) for value in array.ravel()[:1]
+            isinstance(value, (str, bytes)) for value in array.flat
         )
         if not array.ndim or not (is_text or array.dtype.kind in "uifb"):
             raise ValueError(
