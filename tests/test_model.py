@@ -185,7 +185,11 @@ def test_call_gives_normalised_embeddings(normalization):
     np.testing.assert_allclose(model(x), expected, rtol=1e-6)
 
 
-@pytest.mark.parametrize("loss", list(losses._BY_NAME))
+# Those that are left out have the formula of one that is here.
+LOSSES = [n for n in losses._BY_NAME if n not in ("cos_face", "n_pairs", "sup_con")]
+
+
+@pytest.mark.parametrize("loss", LOSSES)
 def test_modes_take_the_same_steps(loss):
     start = small_model(in_batch_weight=0.5)
     start.take_snapshot()
@@ -323,7 +327,8 @@ def test_saved_models_take_the_same_next_step_in_a_new_process(tmp_path):
     x, y = data.images[::2], data.labels[::2]
     np.savez(tmp_path / "data.npz", x=x, y=y)
     models = {}
-    for name in losses._BY_NAME:
+    # What is saved of a loss is its configuration: tests/test_contract.py has them all.
+    for name in ("contrastive", "multi_similarity", "soft_triple", "arc_face"):
         model = small_model(in_batch_weight=0.3, proximal_weight=0.7)
         compiled(model, keras.optimizers.Adam(3e-3), name)
         model.fit(data.images, data.labels, batch_size=8, verbose=0)
@@ -833,7 +838,7 @@ def policy_model(name, policy):
 X, Y = VECTORS[:2].reshape(16, 6), np.arange(16) % 4
 
 
-POLICIES = [(name, "mixed_float16") for name in losses._BY_NAME]
+POLICIES = [(name, "mixed_float16") for name in LOSSES]
 POLICIES += [(name, "mixed_bfloat16") for name in ("contrastive", "soft_triple")]
 
 
