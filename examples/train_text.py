@@ -4,7 +4,7 @@ Babel ships the names of 264 countries and regions in some 300 languages. The ne
 reads characters, learns from half of the countries which spellings mean the same one,
 and finds the names of the other half.
 
-    pip install babel && python examples/train_text.py
+    pip install babel scikit-learn && python examples/train_text.py
 """
 
 import argparse

@@ -90,6 +90,15 @@ def test_many_pairs_are_of_whole_classes():
     assert found.roc_auc.value == pytest.approx(expected)
 
 
+def test_classes_of_many_images():
+    # One class alone makes more pairs than may be taken.
+    embeddings, labels = problem(num_classes=2, size=400)
+    found = retrieval.calibrate(embeddings, labels, 0.1, resamples=9, max_pairs=9000)
+    same, distances = all_pairs(embeddings, labels)
+    truth = metrics.roc_auc_score(same, -distances)
+    assert found.roc_auc.value == pytest.approx(truth, abs=0.1)
+
+
 @pytest.mark.parametrize("labels, rate", [([0, 1, 2], 0.5), ([0, 0, 1], 0.4)])
 def test_too_few_pairs(labels, rate):
     with pytest.raises(ValueError, match="at least 1 / false_match_rate"):

@@ -361,7 +361,9 @@ class Searcher:
         _, *sizes = self.index.embedder
         sizes = dict(zip(("size", "short_side"), sizes, strict=True))
         vectors, files, failures = _embed(self._embed, sizes, files, progress)
-        distances, ids = self.index.search(vectors, min(k, len(self.index)))
+        distances, ids = self.index.search(
+            vectors, min(k, len(self.index)), max_distance=max_distance
+        )
         labels = np.full(ids.shape, None)
         if self.index.labels is not None:
             labels = self.index.labels_of(ids)
@@ -371,7 +373,7 @@ class Searcher:
             neighbours = [
                 Neighbour(name, _path_of(name, root), label, distance)
                 for name, label, distance in zip(*found, strict=True)
-                if max_distance is None or distance <= max_distance
+                if distance < np.inf
             ]
             results.append(SearchResult(str(file), neighbours))
         return results, failures
@@ -482,7 +484,7 @@ def write_page(results: Sequence[SearchResult], path: str | os.PathLike) -> None
         path: HTML file.
     """
     values = {"results": results, "picture": _picture, "name": os.path.basename}
-    values["link"] = lambda path: Path(path).absolute().as_uri()
+    values["link"] = lambda path: Path(path).expanduser().absolute().as_uri()
     write_file(path, render("app/search.html.j2", **values))
 
 

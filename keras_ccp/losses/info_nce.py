@@ -6,6 +6,7 @@ import tensorflow as tf
 from keras_ccp.losses.pair_loss import PairLoss, check_positive
 from keras_ccp.losses.pairs import (
     class_masks,
+    cross_entropies,
     log_sum_exp,
     mean_over_terms,
     pairwise_similarities,
@@ -128,11 +129,7 @@ class SupConLoss(PairLoss):
 def _nt_xent(labels, x, reference_labels, r, exclude_self, similarity, temperature=1.0):
     positive, negative = class_masks(labels, reference_labels, exclude_self)
     logits = pairwise_similarities(x, r, similarity) / temperature
-    others = log_sum_exp(logits, negative)[:, tf.newaxis]
-    counts = positive & tf.reduce_any(negative, axis=1, keepdims=True)
-    # -log(e^p / (e^p + e^o)) = log(1 + e^(o - p)), 0 where there are no others.
-    terms = tf.math.softplus(others - logits)
-    sums = tf.reduce_sum(tf.where(counts, terms, tf.zeros_like(terms)), axis=1)
+    sums = tf.reduce_sum(cross_entropies(logits, logits, positive, negative), axis=1)
     return mean_over_terms(sums, tf.math.count_nonzero(positive, axis=1))
 
 

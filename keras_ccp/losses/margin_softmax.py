@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from keras_ccp.checks import check_number
 from keras_ccp.losses.pair_loss import PairLoss, check_positive
-from keras_ccp.losses.pairs import class_masks, log_sum_exp, pairwise_similarities
+from keras_ccp.losses.pairs import class_masks, cross_entropies, pairwise_similarities
 
 
 @keras.saving.register_keras_serializable(package="keras_ccp")
@@ -186,10 +186,6 @@ def _cosines_beyond(cosines, margin):
 
 def _cross_entropy(cosines, targets, positive, negative, scale):
     """Mean over the positives of a row of `-log(e_p / (e_p + sum of e_n))`."""
-    others = log_sum_exp(scale * cosines, negative)[:, tf.newaxis]
-    # -log(e^p / (e^p + e^o)) = log(1 + e^(o - p)), 0 where there are no others.
-    counts = positive & tf.reduce_any(negative, axis=1, keepdims=True)
-    terms = tf.math.softplus(others - scale * targets)
-    terms = tf.where(counts, terms, tf.zeros_like(terms))
+    terms = cross_entropies(scale * targets, scale * cosines, positive, negative)
     number = tf.reduce_sum(tf.cast(positive, terms.dtype), axis=1)
     return tf.reduce_sum(terms, axis=1) / tf.maximum(number, 1.0)

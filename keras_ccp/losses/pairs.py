@@ -130,6 +130,27 @@ def log_sum_exp(exponents: tf.Tensor, mask: tf.Tensor) -> tf.Tensor:
     return largest + tf.math.log(tf.where(some, shifted, tf.ones_like(shifted)))
 
 
+def cross_entropies(
+    targets: tf.Tensor, logits: tf.Tensor, positive: tf.Tensor, negative: tf.Tensor
+) -> tf.Tensor:
+    """Computes `-log(e^t / (e^t + sum of e^n))` of each positive pair.
+
+    Args:
+        targets: `(batch, n)` float tensor, `t` of the positive pairs.
+        logits: `(batch, n)` float tensor, `n` of the negative pairs of the same row.
+        positive: `(batch, n)` bool tensor.
+        negative: `(batch, n)` bool tensor.
+
+    Returns:
+        `(batch, n)` tensor; 0 for what is no positive pair or has no negative.
+    """
+    others = log_sum_exp(logits, negative)[:, tf.newaxis]
+    counts = positive & tf.reduce_any(negative, axis=1, keepdims=True)
+    # -log(e^t / (e^t + e^o)) = log(1 + e^(o - t))
+    terms = tf.math.softplus(others - targets)
+    return tf.where(counts, terms, tf.zeros_like(terms))
+
+
 def _as_pair(embeddings, reference_embeddings):
     """Brings both sides to the embeddings' dtype, widened to at least float32."""
     embeddings = tf.convert_to_tensor(embeddings)

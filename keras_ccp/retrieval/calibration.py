@@ -61,8 +61,8 @@ def calibrate(
             classes that may match. Defaults to 0.001.
         level: float, of the intervals. Defaults to 0.95.
         resamples: int, bootstrap resamples. Defaults to 200.
-        max_pairs: int. Where there are more, classes are left out at random. Defaults
-            to 1,000,000, of some 1,400 images.
+        max_pairs: int. Where there are more, images of large classes, then classes are
+            left out at random. Defaults to 1,000,000, of some 1,400 images.
         seed: int, of both draws. Defaults to 0.
 
     Returns:
@@ -75,7 +75,7 @@ def calibrate(
     embeddings = as_embeddings("embeddings", embeddings)
     labels = as_labels("labels", labels, len(embeddings))
     rng = np.random.default_rng(seed)
-    rows = _whole_classes(labels, max_pairs, rng)
+    rows = _drawn_rows(labels, max_pairs, rng)
     _, classes = np.unique(labels[rows], return_inverse=True)
     distances, first, second = _pairs(embeddings[rows], classes)
     same = first == second
@@ -83,8 +83,8 @@ def calibrate(
     if not same.any() or num_others * false_match_rate < 1:
         raise ValueError(
             "`labels` must have pairs of one class, and of two at least 1 / "
-            f"false_match_rate={1 / false_match_rate:,.0f}. Received: {same.sum():,} "
-            f"and {num_others:,}\nGive more images, or a higher rate"
+            f"false_match_rate. Received: {same.sum():,} and {num_others:,} pairs, "
+            f"{false_match_rate=}\nGive more images, or a higher rate"
         )
     order = np.argsort(distances, kind="stable")
     distances, same = distances[order], same[order]
@@ -120,13 +120,17 @@ def calibrate(
     )
 
 
-def _whole_classes(labels, max_pairs, rng):
-    """Rows of all classes, or of as many random ones as do not make more pairs."""
-    sizes = np.bincount(labels)
-    order = rng.permutation(np.flatnonzero(sizes))
-    totals = np.cumsum(sizes[order])
-    chosen = order[totals * (totals - 1) // 2 <= max_pairs]
-    return np.flatnonzero(np.isin(labels, chosen))
+def _drawn_rows(labels, max_pairs, rng):
+    """Rows of all images, or of random classes that do not make more pairs."""
+    classes = rng.permutation(np.unique(labels))
+    if len(labels) * (len(labels) - 1) // 2 <= max_pairs:
+        return np.arange(len(labels))
+    # Of one class no more than leave room for seven others.
+    most = max(2, int((2 * max_pairs) ** 0.5 / 8))
+    drawn = [rng.permutation(np.flatnonzero(labels == c))[:most] for c in classes]
+    totals = np.cumsum([len(rows) for rows in drawn])
+    count = np.count_nonzero(totals * (totals - 1) // 2 <= max_pairs)
+    return np.sort(np.concatenate(drawn[:count] or [np.empty(0, int)]))
 
 
 def _pairs(embeddings, classes):
